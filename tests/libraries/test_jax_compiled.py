@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import opgrad.jax  # noqa: E402
-from opgrad.jax import calls, registry  # noqa: E402
+from opgrad.jax import calls  # noqa: E402
 
 MESSAGE = r"cross_entropy: labels\[1\] is 3, expected 0 to 2 or ignore_index -100"
 RAISED = (ValueError, jax.errors.JaxRuntimeError)  # by XLA: the second in a compiled function's first call
@@ -257,7 +257,7 @@ def test_losses_of_labels_and_of_probabilities(options, rng):
 @pytest.mark.parametrize("chunk", [None, 2 * 5 * 8])
 def test_loss_of_a_linear_layer(options, chunk, rng, monkeypatch):
     if chunk:
-        monkeypatch.setattr(opgrad.jax.linear_loss, "CHUNK", chunk)
+        monkeypatch.setattr(opgrad.jax.loss, "CHUNK", chunk)
     labels = jnp.asarray([0, 1, -100, 4, 2])
     arrays = [jnp.asarray(rng.normal(size=shape)) for shape in [(5, 3), (5, 3), (5,)]]
     check(
@@ -533,14 +533,14 @@ print(float(step(jnp.zeros((3, 4)), jnp.asarray([0, 1, -100]))[0]))
 
 
 def test_a_function_that_was_not_traced_here(rng):
-    x, called = jnp.asarray(rng.normal(size=(3, 17))), dict(registry._called)
+    x, called = jnp.asarray(rng.normal(size=(3, 17))), dict(calls._called)
     compiled = jax.jit(lambda x: opgrad.softmax(x, 0)).lower(x).compile()
     try:
-        registry._called.clear()
+        calls._called.clear()
         with pytest.raises(RAISED, match="compiled in another process and not traced in this one: trace it again"):
             jax.block_until_ready(compiled(x))
     finally:
-        registry._called.update(called)
+        calls._called.update(called)
 
 
 def test_working_memory_that_is_not_there(rng, monkeypatch):

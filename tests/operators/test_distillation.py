@@ -139,7 +139,7 @@ def test_jax(options, rng, monkeypatch):
     jax = pytest.importorskip("jax")
     import opgrad.jax
 
-    monkeypatch.setattr(opgrad.jax.linear_loss, "CHUNK", 7 * 2 * C * 4)
+    monkeypatch.setattr(opgrad.jax.loss, "CHUNK", 7 * 2 * C * 4)
     given, biases = layers(rng, "float32")
     labels = np.where(np.arange(N) % 5 == 2, -100, 1)
     upstream = np.linspace(1, 2, N, dtype="f4") if options.get("reduction") == "none" else 1.0

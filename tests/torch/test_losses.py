@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 functional, checkpoint = torch.nn.functional, pytest.importorskip("torch.utils.checkpoint")
 
 import opgrad.torch  # noqa: E402
-from opgrad.torch.losses import chunks as linear_chunks  # noqa: E402
+from opgrad.torch.losses import statistics as linear_chunks  # noqa: E402
 
 ALL = {"label_smoothing": 0.1, "lse_square_scale": 0.05, "softcap": 4.0, "temperature": 1.5}
 OPTIONS = [{}, {"label_smoothing": 0.1}, {"lse_square_scale": 0.1}, {"softcap": 3.0}, ALL]

@@ -19,7 +19,7 @@ functional = torch.nn.functional
 import small_causal_models  # noqa: E402
 
 import opgrad.torch  # noqa: E402
-from opgrad.torch.deferred import Deferred  # noqa: E402
+from opgrad.torch.patching import Deferred  # noqa: E402
 
 CLASSES = 11
 

@@ -18,8 +18,8 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function's entries, posi
 DOORS = {
     "torch": "opgrad.torch.door",
     "cupy": "opgrad.call.libraries.cupy",
-    "jax": "opgrad.jax.door",
-    "jaxlib": "opgrad.jax.door",
+    "jax": "opgrad.jax.operators",
+    "jaxlib": "opgrad.jax.operators",
 }
 LENT = "opgrad.call.libraries.dlpack"  # for types of other packages that lend their memory
 

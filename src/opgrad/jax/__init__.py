@@ -15,9 +15,9 @@ from jax.numpy import asarray, finfo, inf, int32, integer, issubdtype, ones, whe
 from jax.random import bits
 
 import opgrad
-from opgrad.jax import linear_loss, loss
+from opgrad.jax import loss
 from opgrad.jax.calls import alike, automatic
-from opgrad.jax.derivative import ATTENTION, LAYERS, differentiable, wide
+from opgrad.jax.operators import ATTENTION, LAYERS, differentiable, wide
 from opgrad.ops.reference.loss_options import IGNORED, check_layer, check_share
 
 __all__ = [
@@ -248,9 +248,9 @@ def linear_cross_entropy(
 
     def of(found: Array, arrays: Any, softcap: Any, temperature: Any, number: Any, square: Any) -> Array:
         (x, w, b, classes), found = alike((arrays, found))
-        layer, targets = linear_loss.Dense(w, b), loss.Targets(found, classes)
+        layer, targets = loss.Dense(w, b), loss.Targets(found, classes)
         bend = loss.bend_by_jax(softcap, temperature)
-        return linear_loss.linear_cross_entropy(x, layer, targets, chosen, reduction, square, number, bend)
+        return loss.linear_cross_entropy(x, layer, targets, chosen, reduction, square, number, bend)
 
     return automatic(of, int(reduction == "none"), found, arrays, *numbers)
 
@@ -298,10 +298,8 @@ def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float,
     chosen = loss.read(name, found, ignored, reduction, 0.0, None, temperature, num_items, 0.0)
     for rows, weight, bias in ((x, w, b), (y, v, c)):
         check_layer(name, found, issubdtype(found.dtype, integer), rows, weight, bias, None)
-    layers = linear_loss.Dense(w, b), linear_loss.Dense(v, c)
-    losses = linear_loss.divergences(
-        name, x, layers[0], y, layers[1], check_share(name, "beta", beta), chosen.temperature
-    )
+    layers = loss.Dense(w, b), loss.Dense(v, c)
+    losses = loss.divergences(name, x, layers[0], y, layers[1], check_share(name, "beta", beta), chosen.temperature)
     losses = losses if ignored is None else where(found == ignored, 0, losses)
     if reduction == "none":
         return losses

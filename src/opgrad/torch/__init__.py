@@ -9,7 +9,6 @@ its autocast rules and the losses and lookups as torch users write them.
 import torch
 
 from opgrad.call.owners import library_of
-from opgrad.torch.attention import scaled_dot_product_attention
 from opgrad.torch.functions import (
     embedding,
     gather,
@@ -21,13 +20,27 @@ from opgrad.torch.functions import (
     softmax,
     tanh,
 )
-from opgrad.torch.layers import dropout, geglu, gelu, layer_norm, rms_norm, sink_softmax, swiglu
+from opgrad.torch.layers import (
+    dropout,
+    geglu,
+    gelu,
+    layer_norm,
+    rms_norm,
+    scaled_dot_product_attention,
+    sink_softmax,
+    swiglu,
+)
+from opgrad.torch.losses.cross_entropy import (
+    CrossEntropyLoss,
+    LinearCrossEntropyLoss,
+    cross_entropy,
+    linear_cross_entropy,
+    linear_log_prob,
+    vocab_parallel_cross_entropy,
+    vocab_parallel_linear_cross_entropy,
+)
 from opgrad.torch.losses.distillation import linear_jsd, linear_kl_div
-from opgrad.torch.losses.linear import linear_cross_entropy, linear_log_prob
-from opgrad.torch.losses.logits import cross_entropy
-from opgrad.torch.losses.modules import CrossEntropyLoss, LinearCrossEntropyLoss
-from opgrad.torch.losses.options import CrossEntropyOutput
-from opgrad.torch.losses.sharded import vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy
+from opgrad.torch.losses.samples import CrossEntropyOutput
 from opgrad.torch.patching import patch, unpatch
 
 __all__ = [

@@ -14,8 +14,7 @@ from torch import Tensor
 from opgrad.call.libraries.torch_tensors import execute, is_direct, is_transformed
 from opgrad.ops.reference import loss_options
 from opgrad.ops.reference.gradient_formulas import SHARED
-from opgrad.torch.derivative import Gradient, describe, pulled_back, wide
-from opgrad.torch.operators import OPERATORS, TensorOperator
+from opgrad.torch.operators import OPERATORS, Gradient, TensorOperator, describe, pulled_back, wide
 
 Gradients = dict[str, Tensor | None]
 Needs = Mapping[str, bool]

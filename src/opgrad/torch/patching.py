@@ -1,27 +1,442 @@
-"""opgrad's losses and layers in language models of Hugging Face's transformers.
+"""opgrad's losses and layers in language models of Hugging Face's transformers, of which nothing is imported.
 
-Nothing of transformers is imported: a model has a `loss_function` that can be set, and an output layer.
+A model has a `loss_function` that can be set, and an output layer. In training with labels, a hook replaces the output
+layer's input by `_LayerInput`. PyTorch passes every function that is called with it to its `__torch_function__`, where
+`functional.linear` returns `Deferred` logits. Factors, sums of such logits and a softcap are recorded for the loss; any
+other operation computes the logits first, as the model would have done.
+
+Layers are known by their parts, and are replaced only if they compute the same on a few numbers.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from opgrad.call.libraries.torch_tensors import PLAIN
 from opgrad.ops.reference.loss_options import LossOptions
-from opgrad.torch.deferred import Deferred, deferred_input
-from opgrad.torch.derivative import wide
-from opgrad.torch.losses import linear as linear_loss
-from opgrad.torch.losses import logits as logits_loss
-from opgrad.torch.losses.options import read_options
-from opgrad.torch.patched_layers import PatchedLayers
+from opgrad.torch.functions import narrows_products
+from opgrad.torch.layers import geglu, gelu, rms_norm, scaled_dot_product_attention, swiglu
+from opgrad.torch.losses import cross_entropy as linear_loss
+from opgrad.torch.losses import cross_entropy as logits_loss
+from opgrad.torch.losses.samples import read_options
+from opgrad.torch.operators import wide
+
+
+@dataclass(frozen=True)
+class LinearTerm:
+    """factor * linear(x, w, b)."""
+
+    x: Tensor
+    w: Tensor
+    b: Tensor | None
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class LayerLogits:
+    """softcap * tanh(y / softcap) / temperature for y = linear(x, w, b); without a softcap y / temperature."""
+
+    x: Tensor
+    w: Tensor
+    b: Tensor | None
+    softcap: float
+    temperature: float
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """The modes in force when the layer was called, such as autocast and grad; the layer is computed under the same."""
+
+    records: bool
+    autocasts: bool
+    autocast_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Surroundings":
+        kind = x.device.type
+        return cls(torch.is_grad_enabled(), torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+
+    @contextlib.contextmanager
+    def again(self, x: Tensor) -> Iterator[None]:
+        with (
+            torch.set_grad_enabled(self.records),
+            torch.autocast(x.device.type, self.autocast_dtype, enabled=self.autocasts),
+        ):
+            yield
+
+
+class Deferred:
+    """The sum of its terms or, with `after`, after * tanh(the sum), in this dtype; in the place of a tensor.
+
+    computed: the tensor, as soon as something has asked for it. From then on only it counts, since it may be changed in
+    place.
+    """
+
+    def __init__(
+        self, terms: Sequence[LinearTerm], after: float | None, dtype: torch.dtype, surroundings: _Surroundings
+    ):
+        self.terms, self.after, self.dtype, self.surroundings = tuple(terms), after, dtype, surroundings
+        self.computed: Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Tensor, w: Tensor, b: Tensor | None = None) -> "Deferred":
+        around = _Surroundings.of(x)
+        return cls([LinearTerm(x, w, b)], None, around.autocast_dtype if narrows_products(x) else x.dtype, around)
+
+    def tensor(self) -> Tensor:
+        """The logits."""
+        if self.computed is None:
+            with self.surroundings.again(self.terms[0].x):
+                found = self._of_term(self.terms[0])
+                for term in self.terms[1:]:
+                    found = found + self._of_term(term)
+                found = found if self.after is None else torch.tanh(found) * self.after
+                self.computed = found.to(self.dtype)
+        return self.computed
+
+    @staticmethod
+    def _of_term(term: LinearTerm) -> Tensor:
+        found = functional.linear(term.x, term.w, term.b)
+        return found if term.factor == 1.0 else found * term.factor
+
+    def layer(self) -> LayerLogits | None:
+        """The logits as one linear layer with a softcap and a temperature; None if they do not have this form."""
+        first, after = self.terms[0], 1.0 if self.after is None else self.after
+        if self.computed is not None or not (first.factor > 0 and after > 0):
+            return None
+        x, w, b = first.x, first.w, first.b
+        for term in self.terms[1:]:  # a sum of products x @ w.T is one product of the concatenated x and w
+            x = torch.cat([x, term.x.to(x.dtype) * (term.factor / first.factor)], -1)
+            w = torch.cat([w, term.w.to(w.dtype)], -1)
+            if term.b is not None:
+                more = term.b * (term.factor / first.factor)
+                b = more.to(w.dtype) if b is None else b + more
+        softcap = 0.0 if self.after is None else 1 / first.factor
+        return LayerLogits(x, w, b, softcap, 1 / (after * first.factor))
+
+    def weights_are_there(self) -> bool:
+        """Whether the memory of the layer's weights still exists; sharded training frees it after the layer's call."""
+        if torch.compiler.is_compiling():
+            return True
+        plain = [term.w for term in self.terms if type(term.w) in PLAIN and term.w.numel()]
+        return all(w.untyped_storage().nbytes() for w in plain)
+
+    # --- what is noted ---
+
+    def _noted(self, terms: Sequence[LinearTerm], after: float | None) -> "Deferred":
+        return Deferred(terms, after, self.dtype, self.surroundings)
+
+    def __mul__(self, other: Any) -> Any:
+        if self.computed is not None or type(other) not in (int, float):
+            return self.tensor() * _computed(other)
+        if self.after is not None:
+            return self._noted(self.terms, self.after * other)
+        return self._noted([replace(term, factor=term.factor * other) for term in self.terms], None)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        if self.computed is not None or type(other) not in (int, float) or not other:
+            return self.tensor() / _computed(other)
+        return self * (1 / other)
+
+    def __add__(self, other: Any) -> Any:
+        both = (self, other)
+        if not all(isinstance(each, Deferred) and each.computed is None and each.after is None for each in both):
+            return self.tensor() + _computed(other)
+        return Deferred(
+            (*self.terms, *other.terms), None, torch.promote_types(self.dtype, other.dtype), self.surroundings
+        )
+
+    def tanh(self) -> Any:
+        if self.computed is not None or self.after is not None:
+            return self.tensor().tanh()
+        return self._noted(self.terms, 1.0)
+
+    def to(self, *args: Any, **given: Any) -> Any:
+        if self.computed is not None or given or len(args) != 1:
+            return self.tensor().to(*args, **given)
+        if args[0] in (self.device, self.dtype):
+            return self
+        if args[0] in {torch.promote_types(self.dtype, args[0]), *(term.w.dtype for term in self.terms)}:
+            return Deferred(self.terms, self.after, args[0], self.surroundings)  # no digits are lost
+        return self.tensor().to(*args)
+
+    def float(self) -> Any:
+        return self.to(torch.float32)
+
+    def contiguous(self) -> Any:
+        return self if self.computed is None else self.computed.contiguous()
+
+    # --- a tensor for everybody else ---
+
+    @property
+    def device(self) -> torch.device:
+        return self.terms[0].x.device
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.terms[0].x.shape[:-1], self.terms[0].w.shape[0]))
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.tanh and isinstance(args[0], Deferred) and not kwargs:
+            return args[0].tanh()
+        return function(*map(_computed, args), **{name: _computed(each) for name, each in (kwargs or {}).items()})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.tensor(), name)
+
+
+def _computed(value: Any) -> Any:
+    """The value with computed tensors in place of all deferred ones, also inside lists."""
+    if isinstance(value, Deferred):
+        return value.tensor()
+    if isinstance(value, _LayerInput):
+        return value.x
+    return type(value)(map(_computed, value)) if type(value) in (list, tuple) else value
+
+
+def _by_tensor(name: str) -> Callable[..., Any]:
+    def method(self: Deferred, *args: Any) -> Any:
+        return getattr(self.tensor(), name)(*map(_computed, args))
+
+    return method
+
+
+# Python looks special methods up in the class. The special methods above record what they can.
+for _name in (
+    "getitem", "setitem", "len", "iter", "bool", "float", "int", "neg", "abs", "invert", "contains", "array", "sub",
+    "rsub", "radd", "rtruediv", "floordiv", "mod", "pow", "rpow", "matmul", "rmatmul", "and", "or", "xor", "eq", "ne",
+    "lt", "le", "gt", "ge",
+):  # fmt: skip
+    setattr(Deferred, f"__{_name}__", _by_tensor(f"__{_name}__"))
+setattr(Deferred, "__hash__", object.__hash__)  # noqa: B010
+
+
+class _LayerInput:
+    """Stands for the input of a linear layer whose result shall be deferred."""
+
+    def __init__(self, x: Tensor):
+        self.x = x
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is functional.linear and not kwargs and isinstance(args[0], _LayerInput):
+            return Deferred.of(args[0].x, *args[1:])
+        return function(*map(_computed, args), **{name: _computed(each) for name, each in (kwargs or {}).items()})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.x, name)
+
+
+def deferred_input(x: Tensor) -> Any:
+    """The object to pass to a linear layer in place of x."""
+    return _LayerInput(x)
+
+
+CLOSE = 1e-4
+Forward = Callable[[Any, Tensor], Tensor]
+
+
+class PatchedLayers:
+    """The layers of a model that were replaced, and how the model gets them back."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.forwards: list[tuple[Any, Callable[..., Any]]] = []
+        for module in model.modules():
+            if "forward" not in module.__dict__ and (found := _replacement_of(module)) is not None:
+                settable: Any = module
+                settable.forward = types.MethodType(_in_place_of(type(module).forward, found), module)
+                self.forwards.append((module, settable.forward))
+        set_attention(model, True)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process, too, transformers' table has ours."""
+        self.__dict__.update(state)
+        register()
+
+    def undo(self, model: torch.nn.Module) -> None:
+        for module, ours in self.forwards:
+            if module.__dict__.get("forward") is ours:  # others may have put theirs around it
+                del module.__dict__["forward"]
+        set_attention(model, False)
+
+
+def _in_place_of(own: Callable[..., Any], found: Forward) -> Callable[..., Any]:
+    """`found` for calls with one argument, as its name and signature the module's own, which answers all others.
+
+    A normalization that has no use for its weight may be given other sizes than that has.
+    """
+
+    @functools.wraps(own)
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        weight = getattr(self, "weight", None)
+        if named or len(given) != 1 or (weight is not None and weight.shape[-1] != given[0].shape[-1]):
+            return own(self, *given, **named)
+        return found(self, given[0])
+
+    return forward
+
+
+# --- normalization, gated layers, activations -------------------------------------------------------------------------
+
+
+def _replacement_of(module: torch.nn.Module) -> Forward | None:
+    """The first candidate that computes what the module computes; None if none does."""
+    for forward, width in _candidates(module):
+        parameter = next(module.parameters(), None)
+        if parameter is not None and parameter.device.type != "cpu":
+            return None
+        dtype = torch.float32 if parameter is None else parameter.dtype
+        x = torch.sin(torch.arange(3 * width, dtype=torch.float32)).reshape(3, width).to(dtype) * 4
+        try:
+            with torch.no_grad():
+                expected, found = module(x), forward(module, x)
+        except Exception:
+            continue
+        close = CLOSE if dtype in (torch.float32, torch.float64) else 8 * torch.finfo(dtype).eps
+        if isinstance(expected, Tensor) and torch.allclose(found, expected, rtol=close, atol=close):
+            return forward
+    return None
+
+
+def _candidates(module: Any) -> Iterator[tuple[Forward, int]]:
+    """The functions that may replace a module, and the width of its input."""
+    name, weight = type(module).__name__, getattr(module, "weight", None)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if name.endswith("RMSNorm") and isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(epsilon, float):
+        yield _norm, len(weight)
+        yield _norm_beside_one, len(weight)
+    elif all(
+        isinstance(getattr(module, each, None), torch.nn.Module) for each in ("gate_proj", "up_proj", "down_proj")
+    ):
+        width = getattr(module.gate_proj, "in_features", 0)
+        for unit in (swiglu, geglu, functools.partial(geglu, approximate="none")):
+            yield functools.partial(_gated, unit), width
+    elif "GELU" in name and next(module.children(), None) is None and not isinstance(module, torch.nn.GELU):
+        for approximate in ("tanh", "none"):
+            yield functools.partial(_activation, approximate), 64
+
+
+def _epsilon(module: Any) -> float:
+    return float(module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)
+
+
+def _norm(self: Any, hidden_states: Tensor) -> Tensor:
+    return rms_norm(hidden_states, self.weight.shape, self.weight, _epsilon(self)).to(hidden_states.dtype)
+
+
+def _norm_beside_one(self: Any, hidden_states: Tensor) -> Tensor:
+    """Gemma's weights are those beside 1."""
+    return rms_norm(hidden_states, self.weight.shape, 1 + self.weight, _epsilon(self)).to(hidden_states.dtype)
+
+
+def _gated(unit: Callable[[Tensor, Tensor], Tensor], self: Any, x: Tensor) -> Tensor:
+    found: Tensor = self.down_proj(unit(self.gate_proj(x), self.up_proj(x)))
+    return found
+
+
+def _activation(approximate: str, self: Any, input: Tensor) -> Tensor:
+    return gelu(input, approximate=approximate)
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+SDPA = "sdpa"  # the name of PyTorch's function in transformers
+MARK = "_opgrad_attends"  # of modules whose attention is ours
+# What models hand to any implementation, and "sdpa" makes nothing of: the mask has it, or it is not about attention.
+UNUSED = {
+    "sliding_window", "position_ids", "cache_position", "use_cache", "return_dict", "output_hidden_states",
+    "output_router_logits", "num_items_in_batch", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+    "seq_idx", "deterministic",
+}  # fmt: skip
+LARGEST_HEAD = 256
+
+
+class _Attention:
+    """The function that transformers calls for "sdpa". own: the library's own."""
+
+    def __init__(self, own: Callable[..., Any]):
+        self.own = own
+
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
+        *more: Any, **named: Any,
+    ) -> Any:  # fmt: skip
+        if getattr(module, MARK, False) and not more and _is_known(query, key, value, attention_mask, **named):
+            return _attend(module, query, key, value, attention_mask, **named)
+        return self.own(module, query, key, value, attention_mask, *more, **named)
+
+
+def _is_known(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+    is_causal: bool | None = None, **others: Any,
+) -> bool:  # fmt: skip
+    """Whether opgrad's attention computes the same."""
+    if any(each is not None and each is not False and name not in UNUSED for name, each in others.items()):
+        return False
+    if not (query.device.type == "cpu" and query.dim() == key.dim() == value.dim() == 4):
+        return False
+    if max(query.shape[3], value.shape[3]) > LARGEST_HEAD or not query.dtype == key.dtype == value.dtype:
+        return False
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
+        return False
+    return mask is None or (mask.dim() == 4 and mask.dtype in (torch.bool, query.dtype, torch.float32))
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float = 0.0,
+    scaling: float | None = None, is_causal: bool | None = None, **others: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention as transformers calls it; a single query, and one with a mask, sees all keys that the mask has."""
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    is_causal = query.shape[2] > 1 and mask is None and bool(is_causal)
+    shared = query.shape[1] != key.shape[1]
+    y = scaled_dot_product_attention(
+        query, key, value, mask, dropout, is_causal, scale=scaling, enable_gqa=shared
+    )  # fmt: skip
+    return y.transpose(1, 2).contiguous(), None
+
+
+def register() -> None:
+    """Put ours into the table of a transformers that is loaded and has one."""
+    table: Any = getattr(sys.modules.get("transformers"), "AttentionInterface", None)
+    own = table().get(SDPA) if table is not None else None
+    if own is not None and not isinstance(own, _Attention):
+        table.register(SDPA, _Attention(own))
+
+
+def set_attention(model: torch.nn.Module, ours: bool) -> None:
+    """Mark the modules of a model that may attend, those that have a configuration, or take the marks away."""
+    register()
+    for module in model.modules():
+        if ours and "config" in module.__dict__:
+            module.__dict__[MARK] = True
+        else:
+            module.__dict__.pop(MARK, None)
+
+
+# --- patch ----------------------------------------------------------------------------------------------------------
+
 
 PATCHED = "_opgrad_patch"
 OPTIONS = ("label_smoothing", "lse_square_scale", "temperature", "softcap")
@@ -144,7 +559,9 @@ class _LossFunction:
         found = self._deferred(logits, flat, options) if isinstance(logits, Deferred) else None
         if found is None:
             logits = logits.tensor() if isinstance(logits, Deferred) else logits
-            found = logits_loss.of_options(logits.reshape(-1, vocab_size or logits.shape[-1]), flat, None, options)
+            found = logits_loss.of_logits_options(
+                logits.reshape(-1, vocab_size or logits.shape[-1]), flat, None, options
+            )
         return found
 
     @staticmethod
@@ -161,7 +578,7 @@ class _LossFunction:
         # The user's softcap applies to the logits that the model's factor has scaled.
         softcap = layer.softcap or options.softcap * layer.temperature
         options = dataclasses.replace(options, softcap=softcap, temperature=options.temperature * layer.temperature)
-        found: Tensor = linear_loss.of_options(
+        found: Tensor = linear_loss.of_linear_options(
             layer.x.reshape(-1, layer.x.shape[-1]), layer.w, target, layer.b, None, options
         )
         return found

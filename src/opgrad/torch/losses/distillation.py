@@ -17,13 +17,31 @@ from opgrad.call.libraries import torch_private
 from opgrad.call.libraries.torch_tensors import execute
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.loss_options import IGNORED, check_share
-from opgrad.torch.autocast import autocast_layer, narrows_products
-from opgrad.torch.derivative import wide
-from opgrad.torch.losses.chunks import FEWEST_ROWS, LEAST_BUFFER, SHARE_OF_BUFFER, Chunks, Layer, Slopes, gradients_of
-from opgrad.torch.losses.layer_operators import layer_of, put_back
-from opgrad.torch.losses.linear import needs_composition
-from opgrad.torch.losses.options import check_shape, check_tensors, read_labels, read_options
-from opgrad.torch.losses.reduced import Found, OnePass, again, reduced, same_for_each, upstream_of
+from opgrad.torch.functions import autocast_layer, narrows_products
+from opgrad.torch.losses.cross_entropy import needs_composition
+from opgrad.torch.losses.samples import (
+    Found,
+    OnePass,
+    again,
+    check_shape,
+    check_tensors,
+    read_labels,
+    read_options,
+    reduced,
+    same_for_each,
+    upstream_of,
+)
+from opgrad.torch.losses.sharded import layer_of, put_back
+from opgrad.torch.losses.statistics import (
+    FEWEST_ROWS,
+    LEAST_BUFFER,
+    SHARE_OF_BUFFER,
+    Chunks,
+    Layer,
+    Slopes,
+    gradients_of,
+)
+from opgrad.torch.operators import wide
 
 _divergence = graph_operators()["softmax_divergence_and_grad"]
 LAYERS = ("student_input", "student_weight", "student_bias", "teacher_input", "teacher_weight", "teacher_bias")

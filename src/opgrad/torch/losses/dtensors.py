@@ -8,10 +8,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from opgrad.torch.autocast import narrows_products, widens_softmax
-from opgrad.torch.losses.layer_operators import ClassRange, LossCall, member_of, of_layer, of_logits
-from opgrad.torch.losses.options import CrossEntropyOutput, check_shape, class_axis, divisors, read_labels
-from opgrad.torch.losses.reduced import hits_of, reduced
+from opgrad.torch.functions import narrows_products, widens_softmax
+from opgrad.torch.losses.samples import (
+    CrossEntropyOutput,
+    check_shape,
+    class_axis,
+    divisors,
+    hits_of,
+    read_labels,
+    reduced,
+)
+from opgrad.torch.losses.sharded import ClassRange, LossCall, member_of, of_layer, of_logits
 
 
 def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:

@@ -1,18 +1,138 @@
-"""Losses with options on tensors, by samples: the operators with their gradients, and the same in torch functions.
+"""What losses on tensors share: their options, the losses of samples, their reduction, and gradients in the same pass.
 
-The composition is what transformations of torch.func see, what is recorded and exported, and what the second
-derivative is made of.
+The losses of samples are operators with gradients, and a composition of torch functions: it is what transformations of
+torch.func see, what is recorded and exported, and what the second derivative is made of.
+
+Where other results than the loss are differentiable, and for reduction "none", the gradient is computed in the
+backward pass, when the gradients of all results are known.
 """
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from opgrad.call.libraries.torch_private import is_batched
 from opgrad.ops import loss_operators
+from opgrad.ops.reference import loss_options
 from opgrad.ops.reference.loss_options import LossOptions
-from opgrad.torch.derivative import pulled_back, wide
-from opgrad.torch.formulas import Gradients, Needs, differentiate, onehot
-from opgrad.torch.operators import OPERATORS, TensorOperator
+from opgrad.torch.formulas import Gradients, Needs, differentiate, onehot, over, scale_in_place, scaled
+from opgrad.torch.operators import OPERATORS, TensorOperator, pulled_back, wide
 from opgrad.torch.schema import REGISTERED
+
+
+class CrossEntropyOutput(NamedTuple):
+    """A loss and what else was asked for; None for what was not.
+
+    loss: as without other results. z_loss: what the z-loss adds to it, reduced likewise.
+    lse, log_prob, entropy: of each sample, float32 or float64, differentiable; 0 for ignored samples.
+    token_accuracy: the share of the samples that count whose largest logit is that of their class; 0 if there is none.
+    predicted_tokens: the class with the largest logit; -1 for ignored samples.
+    """
+
+    loss: Tensor
+    z_loss: Tensor | None = None
+    lse: Tensor | None = None
+    log_prob: Tensor | None = None
+    entropy: Tensor | None = None
+    token_accuracy: Tensor | None = None
+    predicted_tokens: Tensor | None = None
+
+
+def read_options(name: str, *options: Any, returned: tuple[bool, ...] = (), **named: Any) -> LossOptions:
+    """The options of the function `name`; `returned` says of each field behind the loss whether it is asked for.
+
+    A tensor with the number of items is not read: that would wait for the device.
+    """
+    named |= {"returned": tuple(compress(CrossEntropyOutput._fields[1:], returned)), "is_left": _is_left}
+    return loss_options.read_options(name, *options, **named)
+
+
+def _is_left(option: str, value: Any) -> bool:
+    return option == "num_items" and isinstance(value, Tensor)
+
+
+def read_labels(name: str, target: Tensor, shift: Any, ignore_index: int | None) -> Tensor:
+    """Labels, in a dtype that the operators take and ignore_index fits, moved by `shift`; probabilities as they are."""
+    is_dense = target.is_floating_point()
+    labels = target.int() if target.dtype == torch.uint8 else target
+    labels = labels if is_dense or loss_options.in_int32(ignore_index) else labels.long()
+    found: Tensor = loss_options.shifted(torch, name, labels, shift, ignore_index, is_dense)
+    return found
+
+
+def divisors(
+    labels: Tensor, weight: Tensor | None, is_dense: bool, options: LossOptions
+) -> tuple[Tensor | float, Tensor | float]:
+    """The divisors of the sums of losses and of squares of lse: 0-dimensional tensors in float64, or numbers."""
+    weight = None if weight is None or is_dense else weight.detach()
+    places = labels if weight is None else labels.long()
+    by_weight, by_count = loss_options.divisors(torch, places, weight, options, torch.float64, Tensor.to)
+    return _exact(by_weight), _exact(by_count)
+
+
+def _exact(number: Tensor | float) -> Tensor | float:
+    return number.detach().to(torch.float64) if isinstance(number, Tensor) else number
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+LABELS = (torch.int32, torch.int64, torch.uint8)
+
+
+def check_tensors(name: str, optional: Sequence[str] = (), **tensors: Any) -> None:
+    """Raise TypeError for what is no tensor; those that are optional may be None."""
+    for argument, value in tensors.items():
+        if not isinstance(value, Tensor) and (value is not None or argument not in optional):
+            raise TypeError(f"{name}: {argument} is {type(value).__name__}, expected a PyTorch tensor")
+
+
+def check_target(name: str, target: Tensor) -> None:
+    if not target.is_floating_point() and target.dtype not in LABELS:
+        raise TypeError(f"{name}: target has dtype {target.dtype}, expected int32, int64 or uint8, or a float")
+
+
+def check_weight(name: str, weight: Tensor | None) -> None:
+    """Raise NotImplementedError for class weights that require grad."""
+    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(f"{name}: weight requires grad, and the loss has no gradient for it: detach it")
+
+
+def check_shape(name: str, argument: str, value: Tensor | None, expected: Sequence[int], which: str = "") -> None:
+    """Raise ValueError for another shape than this one; None for a tensor that is not given."""
+    if value is not None and value.shape != (shape := tuple(expected)):
+        found = f"{name}: {argument} has shape {tuple(value.shape)}, expected {shape}"
+        raise ValueError(f"{found}, {which}" if which else found)
+
+
+def check_dense(name: str, options: LossOptions) -> None:
+    """Raise ValueError for a class that is ignored beside class probabilities."""
+    if options.ignore_index is not None and options.ignore_index >= 0:
+        raise ValueError(f"{name}: ignore_index is {options.ignore_index}, expected none for class probabilities")
+
+
+def check_labels(name: str, labels: Tensor, classes: int, ignore_index: int | None) -> None:
+    """Raise ValueError for a label out of range, on the CPU."""
+    if labels.device.type == "cpu":
+        loss_options.check_labels(name, "target", labels.numpy(), classes, ignore_index)
+
+
+def class_axis(value: Any, dim: int) -> int | None:
+    """The axis of a DTensor's mesh that shares out the classes, which lie along `dim`; None unless exactly one does."""
+    axes = [place for place, each in enumerate(value.placements) if each.is_shard(dim)]
+    if len(axes) != 1 or any(each.is_partial() for each in value.placements):
+        return None
+    return axes[0]
+
+
+def is_class_sharded(value: Any, dim: int) -> bool:
+    """Whether it is a DTensor whose classes, along `dim`, one axis of its mesh shares out."""
+    return type(value) is not Tensor and hasattr(value, "device_mesh") and class_axis(value, dim) is not None
+
 
 LOSSES = {name: TensorOperator(op) for name, op in loss_operators().items()}
 REGISTERED.update(LOSSES)
@@ -30,7 +150,7 @@ def settings(options: LossOptions) -> Settings:
 # --- in torch functions --------------------------------------------------------------------------------------------
 
 
-def scaled(logits: Tensor, softcap: float, temperature: float) -> Tensor:
+def bent(logits: Tensor, softcap: float, temperature: float) -> Tensor:
     """z, in float32 or float64."""
     x = logits.to(wide(logits.dtype))
     if softcap:
@@ -52,7 +172,7 @@ def composed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The results of sample_losses; a label out of range is refused, or makes NaN, as by the operator of the loss."""
     ignore_index, smoothing, softcap, temperature = settings
-    z = scaled(logits, softcap, temperature)
+    z = bent(logits, softcap, temperature)
     nll, log_p = _loss(z, labels, None, ignore_index, "none", None, None, check)
     target, p = targets(z, labels, weight, probabilities, smoothing), log_p.exp()
     below = -torch.where((target == 0) & log_p.isinf(), 0, log_p)  # 0 * inf is NaN; finite ones are target's gradient
@@ -106,3 +226,188 @@ def _losses_and_gradient(
 
 sample_losses.differentiate(_sample_losses)
 differentiate(losses_and_grad, _losses_and_gradient)
+
+
+Samples = Sequence[Any]  # what sample_losses returns; None for what is not asked for
+Several = Sequence[Tensor | None]
+
+
+def reduced(
+    found: Samples, labels: Tensor, weight: Tensor | None, is_dense: bool, options: LossOptions, dtype: torch.dtype,
+    by: tuple[Tensor | float, Tensor | float] | None = None,
+) -> Any:  # fmt: skip
+    """The loss of the samples' losses, reduced, or CrossEntropyOutput. by: the divisors, where others count, too."""
+    loss, lse = found[0], found[1]
+    z_loss = options.lse_square_scale * lse * lse if options.lse_square_scale or "z_loss" in options.returned else None
+    if options.reduction != "none":
+        by_weight, by_count = by or divisors(labels, weight, is_dense, options)
+        loss = loss.sum(dtype=torch.float64) * over(by_weight)
+        z_loss = None if z_loss is None else z_loss.sum(dtype=torch.float64) * over(by_count)
+    total = (loss if z_loss is None else loss + z_loss).to(dtype)
+    if not options.returned:
+        return total
+    known: dict[str, Any] = dict(zip(("loss", "lse", "log_prob", "entropy", "predicted_tokens"), found, strict=True))
+    return output(total, known | {"z_loss": None if z_loss is None else z_loss.to(dtype)}, labels, options)
+
+
+def shaped(found: Samples, shape: Sequence[int]) -> Samples:
+    """The results of samples in this shape."""
+    return [each if each is None else each.reshape(shape) for each in found]
+
+
+def output(loss: Tensor, known: dict[str, Tensor | None], labels: Tensor, options: LossOptions) -> CrossEntropyOutput:
+    """The loss with the other results that are asked for, of those that are known."""
+    if "token_accuracy" in options.returned:
+        hits, count = hits_of(cast(Tensor, known["predicted_tokens"]), labels, options.ignore_index)
+        known = {**known, "token_accuracy": hits.to(torch.float32) / count.clamp(min=1)}
+    return CrossEntropyOutput(loss, **{name: known[name] for name in options.returned})
+
+
+def hits_of(predicted: Tensor, labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor]:
+    """The number of right predictions among the samples that count, and the number of these samples."""
+    counts = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
+    return ((predicted == labels) & counts).sum(), counts.sum()
+
+
+# --- one number, with its gradients --------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """A loss with its gradients, which still have to be multiplied by a factor; and the predicted classes."""
+
+    loss: Tensor
+    gradients: Several
+    factor: Tensor | float = 1.0
+    predicted: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class OnePass:
+    """The computation of a loss that is one number, with its gradients.
+
+    dtype: of the loss. in_place: whether gradients are multiplied in place, as the user allows one backward pass alone.
+    hands_out: whether they are multiplied in place and returned without keeping a reference, so that autograd takes
+    over their memory; another backward pass computes them again.
+    """
+
+    options: LossOptions
+    dtype: torch.dtype
+    in_place: bool = False
+    hands_out: ClassVar[bool] = False
+
+    def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
+        """The loss and its gradients with respect to the first tensors, None for those that are not needed."""
+        raise NotImplementedError
+
+    def differentiable(self, tensors: Sequence[Any]) -> Tensor:
+        """The loss by operators that are differentiable any number of times."""
+        raise NotImplementedError
+
+    def __call__(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The loss and the predicted classes; None if they are not known."""
+        return _fused(replace(self, options=replace(self.options, returned=())), *tensors)
+
+
+class _Fused(torch.autograd.Function):
+    """The loss of `OnePass`, whose gradients are computed with it and multiplied in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, way: OnePass, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        found = way.compute(tensors, ctx.needs_input_grad[1:])
+        ctx.way, ctx.factor, ctx.count = way, found.factor, len(tensors)
+        ctx.set_materialize_grads(False)
+        if found.predicted is not None:
+            ctx.mark_non_differentiable(found.predicted)
+        ctx.grads, ctx.spent = found.gradients if way.hands_out else None, False
+        ctx.save_for_backward(*([] if way.in_place else tensors), *([] if way.hands_out else found.gradients))
+        return found.loss, found.predicted
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor | None, _: Any) -> Any:
+        nothing = (None,) * ctx.count
+        if dloss is None:
+            return None, *nothing
+        if ctx.way.in_place:
+            what = "gradient of the gradient (create_graph=True)" if torch.is_grad_enabled() else ""
+            what = "batch of gradients (is_grads_batched=True)" if is_batched(dloss) else what
+            what = "second backward pass" if ctx.spent else what
+            ctx.spent = True
+            if what:
+                raise RuntimeError(f"cross_entropy: inplace_backward=True allows no {what}; leave it False for that")
+            found = _multiplied_in_place(ctx.saved_tensors, dloss * ctx.factor)
+        elif torch.is_grad_enabled():
+            found = again(ctx, dloss)
+        elif ctx.way.hands_out:
+            found = _handed_out(ctx, dloss * ctx.factor)
+        else:
+            found = _multiplied(ctx.saved_tensors[ctx.count :], dloss * ctx.factor)
+        return None, *found, *nothing[len(found) :]
+
+
+_fused: Callable[..., tuple[Tensor, Tensor | None]] = _Fused.apply
+
+
+def _handed_out(ctx: Any, factor: Tensor) -> Several:
+    """The gradients times the factor; computed again where they have been given away."""
+    grads: Several = ctx.grads
+    if grads is None:
+        grads = ctx.way.compute(ctx.saved_tensors, ctx.needs_input_grad[1:]).gradients
+    if is_batched(factor):
+        return _multiplied(grads, factor)
+    ctx.grads = None
+    return _multiplied_in_place(grads, factor)
+
+
+def _multiplied_in_place(grads: Several, factor: Tensor) -> Several:
+    """The gradients times the factor, in their own memory."""
+    if factor.dim() or factor.is_cuda or float(factor) != 1.0:
+        return [None if each is None else scale_in_place(each, factor) for each in grads]
+    return grads
+
+
+def _multiplied(grads: Several, factor: Tensor) -> Several:
+    """The gradients times the factor, in new memory."""
+    if is_batched(factor):
+        return [None if each is None else each * factor for each in grads]
+    return [None if each is None else scaled(each, factor) for each in grads]
+
+
+def again(ctx: Any, dloss: Tensor) -> Several:
+    """The gradients of `ctx.way`, computed from the saved tensors so that they are differentiable themselves."""
+    tensors = list(ctx.saved_tensors[: ctx.count])
+    wanted = [index for index in range(ctx.count) if ctx.needs_input_grad[1 + index]]
+
+    def loss(*now: Tensor) -> Tensor:
+        moved = dict(zip(wanted, now, strict=True))
+        found: Tensor = ctx.way.differentiable([moved.get(index, each) for index, each in enumerate(tensors)])
+        return found
+
+    found = dict(zip(wanted, pulled_back(loss, [tensors[index] for index in wanted], [dloss]), strict=True))
+    return [found.get(index) for index in range(ctx.count)]
+
+
+class ReducedUpstream(NamedTuple):
+    """The gradients of each sample's loss and square of lse, without a common factor that comes `later`."""
+
+    of_loss: Tensor | float
+    of_square: Tensor | float
+    later: Tensor | float
+
+
+def upstream_of(
+    labels: Tensor, weight: Tensor | None, is_dense: bool, options: LossOptions, dtype: torch.dtype
+) -> ReducedUpstream:
+    """The factors of the samples in the reduction. dtype: of the gradient."""
+    by_weight, by_count = divisors(labels, weight, is_dense, options)
+    inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
+    if dtype == torch.float16:
+        # If the gradient were divided by the number of samples here, most of it would underflow float16 before a loss
+        # scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.
+        return ReducedUpstream(1.0, of_square * by_weight, inverse)
+    return ReducedUpstream(inverse, of_square, 1.0)
+
+
+def same_for_each(labels: Tensor, value: Tensor | float, dtype: torch.dtype) -> Tensor:
+    """The same number for each sample."""
+    made = torch.empty(labels.shape, dtype=dtype, device=labels.device)
+    return made.copy_(value) if isinstance(value, Tensor) else made.fill_(value)

@@ -1,164 +1,486 @@
-"""Cross-entropy over a vocabulary that is split over the processes of a group, from logits or from a linear layer.
+"""Registered operators: statistics of a shard of the classes or of a linear layer, and those of all shards gathered.
 
-Each process computes the statistics of its classes for each row, and gathers those of all processes, in one all-gather.
-It combines them in the order of the ranks, in float64, so that every process has the same bits. The results are those
-that `sample_losses` returns for unsplit classes, and they are reduced in the same way.
+A layer may have all classes, or a shard of them: then the gradient of its input is summed over the group, and the
+results of samples are combined from the statistics of all processes.
+
+The gradient of every operator that communicates is its counterpart: the gradient of a value that all processes hold is
+the same on all of them, and the gradient of a value of which each process holds a part is distributed like the value.
 """
 
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
-from opgrad.torch.autocast import narrows_products, widens_softmax
-from opgrad.torch.losses.layer_operators import ClassRange, LossCall, member_of, of_layer, of_logits
-from opgrad.torch.losses.options import check_shape, read_labels, read_options
-from opgrad.torch.losses.reduced import reduced
+from opgrad.call.libraries import torch_private
+from opgrad.call.libraries.torch_calls import unseen
+from opgrad.call.libraries.torch_private import group_of
+from opgrad.ops.reference.loss_options import LossOptions
+from opgrad.torch.functions import autocast_layer
+from opgrad.torch.losses.samples import check_dense, check_labels, check_target, check_tensors, check_weight, shaped
+from opgrad.torch.losses.statistics import (
+    CLASSES,
+    SLOPES,
+    ClassPart,
+    Layer,
+    chunks_of,
+    composed_statistics,
+    factors_of_slopes,
+    gradient_of,
+    gradients_of_statistics,
+    samples_of_parts,
+    statistics_of,
+    statistics_of_layer,
+)
+from opgrad.torch.operators import one_by_one, pulled_back, wide
+from opgrad.torch.schema import LIBRARY, TAGS
 
-LOGITS, LINEAR = "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy"
+
+def register(
+    overload: Any,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any],
+    setup: Callable[..., None],
+) -> None:
+    """Give an operator its kernel, its shapes and its gradient; the latter for transformations of torch.func, too."""
+    name = overload.name().removesuffix(".default")
+    torch.library.impl(name, ("cpu", "cuda"), run, lib=LIBRARY)
+    torch.library.register_fake(name, fake, lib=LIBRARY)
+    torch.library.register_autograd(name, backward, setup_context=setup, lib=LIBRARY)
+    methods = {"forward": overload, "setup_context": setup, "backward": backward}
+    methods["vmap"] = lambda info, dims, *given: one_by_one(overload, info.batch_size, dims, given)
+    function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
+
+    def transform(*arguments: Any) -> Any:
+        defaults = [each.default_value for each in overload._schema.arguments[len(arguments) :]]
+        return unseen(function.apply)(*arguments, *defaults)
+
+    torch_private.implement_transform(LIBRARY, name.partition("::")[2], transform)
 
 
-def vocab_parallel_cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean",
-    label_smoothing: float = 0.0, *, group: Any = None, vocab_range: tuple[int, int] | None = None, dim: int = -1,
-    smoothing_formula: str = "torch", lse_square_scale: float = 0.0, softcap: float | None = None,
-    temperature: float = 1.0, shift: int = 0, num_items: float | Tensor | None = None, return_lse: bool = False,
-    return_z_loss: bool = False, return_log_prob: bool = False, return_entropy: bool = False,
-    return_token_accuracy: bool = False, return_predicted_tokens: bool = False,
-) -> Any:  # fmt: skip
-    """Cross-entropy of logits of which each process of a group has the classes of a range, with one all-gather.
+# --- gradients -------------------------------------------------------------------------------------------------------
 
-    input: logits of this process's classes, which lie along `dim`; float32, float64, float16 or bfloat16, of any
-        number of classes, 0 too. Or a DTensor that is sharded along `dim` by one axis of its mesh, and by others along
-        other axes or not at all.
-    target: classes of the whole vocabulary, the same on all processes, of input's shape without `dim`; int32, int64 or
-        uint8. Beside a DTensor a DTensor, or a tensor of the whole's shape. Or probabilities of this process's
-        classes, floating-point, of input's shape; beside a DTensor a DTensor.
-    weight: shape (V,) for the whole vocabulary, on every process; a factor for the samples of each class; None: all 1.
-    ignore_index: samples with this class have loss and gradient 0 and do not count.
-    reduction: "none", "sum" or "mean", as in torch.nn.functional.cross_entropy.
-    label_smoothing: in [0, 1]; this much of each sample's probability is shared by all classes.
-    group: the process group; None: the default one. Not beside a DTensor, whose mesh has it.
-    vocab_range: the first class of this process and the one behind its last; in the order of the ranks the ranges are
-        neighbours. None: all processes have equally many.
-    dim: the axis of the classes.
-    smoothing_formula: "torch", or "megatron", which takes label_smoothing * V / (V - 1) in its place.
-    lse_square_scale: the factor of the z-loss, the mean (for "sum": the sum) of lse**2, which is added.
-    softcap: bounds the logits, softcap * tanh(x / softcap); None: none. temperature: divides them then.
-    shift: sample i meets the target of place i + shift along target's last axis; the last ones do not count.
-    num_items: what "mean" divides by in place of what counts.
-    return_…: also return fields of CrossEntropyOutput. log_prob, token_accuracy: not beside probabilities.
 
-    Returns the loss, the same bits on every process, in input's dtype, float32 for half precision under autocast; of
-    target's shape for "none", else (); with more results asked for a CrossEntropyOutput. Differentiable any number of
-    times; the first gradient of input is in its dtype and needs no communication, further ones store the logits in
-    float32 and communicate. Every process of the group has to call, and to differentiate alike.
-    Raises TypeError for a wrong dtype; ValueError for a wrong shape, range, option or, on the CPU, class; RuntimeError
-    where a process of the group has ended. On CUDA a sample whose class is out of range has a loss of NaN.
+def keep_all(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+    """Keep all arguments, and the result."""
+    ctx.save_for_backward(*[each for each in inputs if isinstance(each, Tensor)], output)
+    ctx.others = [*(None if isinstance(each, Tensor) else (each,) for each in inputs), None]
 
-    Formula: loss_i = lse_i - z_i[target_i] with lse over all processes, z = softcap * tanh(x / softcap) / temperature.
-    Source: Megatron-LM (arXiv 1909.08053, section 3), torch.nn.functional.cross_entropy.
+
+def kept(ctx: Any) -> list[Any]:
+    """The arguments, and the result."""
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if each is None else each[0] for each in ctx.others]
+
+
+def once(ctx: Any, *slopes: Any) -> Any:
+    raise NotImplementedError(
+        "this gradient is not differentiable; the operator that it belongs to is, any number of times"
+    )
+
+
+HEADER = 4  # words before the statistics: the first class, the end of the classes, the numbers of rows and statistics
+
+for _written in (
+    f"shard_statistics(Tensor logits, {CLASSES}) -> Tensor",
+    f"shard_statistics_grad(Tensor logits, {CLASSES}, {SLOPES}) -> Tensor",
+    "shard_gather(Tensor statistics, Tensor labels, SymInt first, SymInt classes, SymInt? ignore_index, int rank, "
+    "int processes, str group, str who) -> (Tensor, Tensor)",
+    "shard_part(Tensor parts, int rank, int processes, str group) -> Tensor",
+    "shard_parts(Tensor part, int rank, int processes, str group) -> Tensor",
+    "shard_copy(Tensor x, str group) -> Tensor",
+    "shard_sum(Tensor x, str group) -> Tensor",
+):
+    LIBRARY.define(_written, tags=TAGS)
+_ops: Any = torch.ops.opgrad
+shard_statistics, shard_statistics_grad = _ops.shard_statistics.default, _ops.shard_statistics_grad.default
+shard_gather, shard_part, shard_parts = _ops.shard_gather.default, _ops.shard_part.default, _ops.shard_parts.default
+shard_copy, shard_sum = _ops.shard_copy.default, _ops.shard_sum.default
+
+
+# --- statistics of logits --------------------------------------------------------------------------------------------
+
+
+def _statistics_fake(logits: Tensor, labels: Tensor, *part: Any) -> Tensor:
+    return logits.new_empty(ClassPart(*part[:6]).numbers, logits.shape[0], dtype=wide(logits.dtype))
+
+
+def _statistics_grad(logits: Tensor, labels: Tensor, *others: Any) -> Tensor:
+    *given, statistics, slopes = others
+    part = ClassPart(*given)
+    return gradient_of(logits, labels, part, factors_of_slopes(statistics, slopes, part))
+
+
+def _statistics_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
+    logits, *given, statistics = kept(ctx)
+    nothing = (None,) * len(given)
+    if not torch.is_grad_enabled():
+        return shard_statistics_grad(logits, *given, statistics, slopes), *nothing
+    labels, *part = given
+    return *pulled_back(lambda x: composed_statistics(x, labels, ClassPart(*part)), [logits], [slopes]), *nothing
+
+
+register(
+    shard_statistics,
+    lambda logits, labels, *part: statistics_of(logits, labels, ClassPart(*part)),
+    _statistics_fake,
+    _statistics_backward,
+    keep_all,
+)
+register(shard_statistics_grad, _statistics_grad, lambda logits, *_: torch.empty_like(logits), once, keep_all)
+
+
+# --- the statistics of all processes ---------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _header(words: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The words as bits of a dtype; kept, since a copy to a device waits for it."""
+    return torch.tensor(words, dtype=torch.int64, device=device).view(dtype)
+
+
+def _of_all(own: Tensor, processes: int, group: str, who: str) -> Tensor:
+    """The same flat tensor of every process of the group, in rank order. Raises RuntimeError if one is lost."""
+    every = own.new_empty(processes, own.numel())
+    # PyTorch 2.13 renamed it.
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    try:
+        all_gather(every.view(-1), own, group=group_of(group))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{who}: no answer from all {processes} processes of the group, one of which may have ended: {error}"
+        ) from error
+    return every
+
+
+def _gather(
+    statistics: Tensor, labels: Tensor, first: int, classes: int, ignore_index: int | None, rank: int,
+    processes: int, group: str, who: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The statistics [processes, statistics, rows] in float64, and the number of all classes.
+
+    Raises ValueError on the CPU, on every process, unless the shards are neighbours that begin with class 0 and the
+    labels are classes.
     """
-    returned = (return_z_loss, return_lse, return_log_prob, return_entropy, return_token_accuracy,
-                return_predicted_tokens)  # fmt: skip
-    numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
-    options = read_options(LOGITS, reduction, ignore_index, *numbers, returned=returned)
-    call = LossCall(LOGITS, options, smoothing_formula, weight)
-    call.check(input, target)
-    if hasattr(input, "device_mesh"):
-        from opgrad.torch.losses import dtensors
-
-        _check_mesh_alone(call, group, vocab_range)
-        return dtensors.loss(call, input, target, dim, shift)
-    logits, dtype = input.movedim(dim, -1), torch.float32 if widens_softmax(input) else input.dtype
-    own = _class_range(call, group, vocab_range, logits.shape[-1])
-    labels, dense = _read_targets(call, target, input.shape, dim, shift)
-    return _reduced(own, of_logits, (logits,), labels, dense, dtype)
+    count, rows = statistics.shape
+    header = _header((first, first + classes, rows, count), statistics.dtype, statistics.device)
+    every = _of_all(torch.cat([header, statistics.reshape(-1)]), processes, group, who)
+    headers = every[:, : header.numel()].reshape(-1).view(torch.int64).view(-1, HEADER)
+    if statistics.device.type == "cpu":
+        _check_ranges(headers.tolist(), who)
+        check_labels(who, labels, int(headers[-1, 1]), ignore_index)
+    parts = every[:, header.numel() :].reshape(-1, count, rows)
+    return parts.to(torch.float64, copy=True), headers[-1, 1].clone()
 
 
-def vocab_parallel_linear_cross_entropy(
-    input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
-    weight: Tensor | None = None, reduction: str = "mean", ignore_index: int = -100, label_smoothing: float = 0.0,
-    group: Any = None, vocab_range: tuple[int, int] | None = None, smoothing_formula: str = "torch",
-    lse_square_scale: float = 0.0, softcap: float | None = None, temperature: float = 1.0, shift: int = 0,
-    num_items: float | Tensor | None = None, return_lse: bool = False, return_z_loss: bool = False,
-    return_log_prob: bool = False, return_entropy: bool = False, return_token_accuracy: bool = False,
-    return_predicted_tokens: bool = False,
-) -> Any:  # fmt: skip
-    """Cross-entropy of input @ linear_weight.T + linear_bias, of which each process has the rows of a range.
+def _check_ranges(headers: Sequence[Sequence[int]], who: str) -> None:
+    expected = 0
+    for rank, (first, last, *sizes) in enumerate(headers):
+        if first != expected:
+            raise ValueError(
+                f"{who}: vocab_range is [{first}, {last}) on rank {rank}, expected one that begins with {expected}, "
+                "behind the classes of the ranks before"
+            )
+        if sizes != headers[0][2:]:
+            raise ValueError(
+                f"{who}: input has {sizes[0]} rows on rank {rank}, expected {headers[0][2]}, as on rank 0, with equal"
+                " options"
+            )
+        expected = last
 
-    The logits exist a chunk of tokens or of classes at a time, in the forward pass and again in the backward pass.
 
-    input: shape (…, H), the same on all processes; float32, float64, float16 or bfloat16.
-    linear_weight: shape (C, H), this process's rows of the last layer. linear_bias: shape (C,), or None. Or DTensors
-        that are sharded along their first axis by one axis of a mesh; input and target then DTensors of the same mesh,
-        or tensors that all processes have.
-    target: classes of the whole vocabulary, of input's shape without its last axis. Tokens that do not count are
-        not computed. Or probabilities of this process's classes, for which the logits are stored.
-    All other arguments are those of vocab_parallel_cross_entropy.
+def _gather_fake(statistics: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    every = statistics.new_empty((others[5], *statistics.shape), dtype=torch.float64)
+    return every, statistics.new_empty((), dtype=torch.int64)
 
-    Returns what vocab_parallel_cross_entropy returns. The gradient of input is summed over the group, so that it is
-    the whole on every process; those of the layer are this process's, summed in float32.
-    Raises what vocab_parallel_cross_entropy raises.
 
-    Formula: as there, with x = input @ linear_weight.T + linear_bias. Source: torch.nn.functional.linear_cross_entropy.
+def _place_keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    ctx.dtype, ctx.place = inputs[0].dtype, [each for each in inputs if isinstance(each, int | str)]
+
+
+def _gather_keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    ctx.dtype, ctx.place = inputs[0].dtype, inputs[5:8]
+
+
+def _gather_backward(ctx: Any, slopes: Tensor, _: Any) -> tuple[Any, ...]:
+    return shard_part(slopes, *ctx.place).to(ctx.dtype), *(None,) * 8
+
+
+register(shard_gather, _gather, _gather_fake, _gather_backward, _gather_keep)
+register(
+    shard_part,
+    lambda parts, rank, processes, group: parts[rank].clone(),
+    lambda parts, *_: parts.new_empty(parts.shape[1:]),
+    lambda ctx, slope: (shard_parts(slope, *ctx.place), None, None, None),
+    _place_keep,
+)
+register(
+    shard_parts,
+    lambda part, rank, processes, group: _of_all(
+        part.reshape(-1), processes, group, "a gradient of a gradient over shards"
+    ).view(-1, *part.shape),
+    lambda part, rank, processes, group: part.new_empty((processes, *part.shape)),
+    lambda ctx, slopes: (shard_part(slopes, *ctx.place), None, None, None),
+    _place_keep,
+)
+
+
+def _sum(x: Tensor, group: str) -> Tensor:
+    total = x.clone()
+    dist.all_reduce(total, group=group_of(group))
+    return total
+
+
+# A copy to all processes: its gradient is the sum over the processes, and the gradient of the sum is a copy.
+register(
+    shard_copy,
+    lambda x, group: x.clone(),
+    lambda x, group: torch.empty_like(x),
+    lambda ctx, slope: (shard_sum(slope, *ctx.place), None),
+    _place_keep,
+)
+register(
+    shard_sum,
+    _sum,
+    lambda x, group: torch.empty_like(x),
+    lambda ctx, slope: (shard_copy(slope, *ctx.place), None),
+    _place_keep,
+)
+
+
+# --- a layer whose logits exist in chunks ----------------------------------------------------------------------------
+
+
+NAME = "linear_cross_entropy"
+_LAYER = f"Tensor x, Tensor w, Tensor? b, {CLASSES}, SymInt? ignore_index, SymInt? rows, str group"
+LIBRARY.define(f"layer_statistics({_LAYER}) -> Tensor", tags=TAGS)
+LIBRARY.define(f"layer_statistics_grad({_LAYER}, {SLOPES}) -> (Tensor, Tensor, Tensor)", tags=TAGS)
+layer_statistics: Any = torch.ops.opgrad.layer_statistics.default
+layer_statistics_grad: Any = torch.ops.opgrad.layer_statistics_grad.default
+
+
+def layer_of(
+    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, ignore_index: int | None
+) -> tuple[Layer, Tensor | None]:
+    """The layer with only the samples that count, and their numbers; None if all count."""
+    x, w, b = x.detach(), w.detach(), None if b is None else b.detach()
+    kept = counted(labels, ignore_index)
+    if kept is not None:
+        x, labels = x.index_select(0, kept), labels.index_select(0, kept)
+    return Layer(x, w, b, labels, None if weight is None else weight.detach()), kept
+
+
+def counted(labels: Tensor, ignore_index: int | None) -> Tensor | None:
+    """The numbers of the samples that count; None if all count. On CUDA this waits for the device."""
+    if ignore_index is None or (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    kept = (labels != ignore_index).nonzero().squeeze(1)
+    return None if len(kept) == len(labels) else kept
+
+
+def put_back(found: Tensor, kept: Tensor | None, count: int, axis: int = 0) -> Tensor:
+    """Values of the samples that count, spread over all samples along an axis; 0 for the others."""
+    if kept is None:
+        return found
+    shape = (*found.shape[:axis], count, *found.shape[axis + 1 :])
+    return found.new_zeros(shape).index_copy_(axis, kept, found)
+
+
+def _statistics(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *others: Any) -> Tensor:
+    *given, ignore_index, rows, group = others
+    if not group:  # the labels of a shard are classes of all of them
+        check_labels(NAME, labels, len(w), ignore_index)
+    layer, counting = layer_of(x, w, b, labels, weight, ignore_index)
+    found = statistics_of_layer(layer, ClassPart(weight, *given), chunks_of(layer, rows, with_gradient=False))
+    return put_back(found.to(layer.number), counting, len(x), axis=1)
+
+
+def _fake(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, *part: Any) -> Tensor:
+    count_flops()
+    return x.new_empty(ClassPart(*part[:6]).numbers, x.shape[0], dtype=wide(x.dtype))
+
+
+def _grad(
+    x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, *others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over chunks, and over the group, are formed in float32."""
+    *given, ignore_index, rows, group, statistics, slopes = others
+    part = ClassPart(weight, *given)
+    layer, counting = layer_of(x, w, b, labels, weight, ignore_index)
+    factors = factors_of_slopes(statistics, slopes, part)
+    factors = factors if counting is None else factors.index_select(1, counting)
+    needs, dx_dtype = (True, True, b is not None), layer.number if group else None
+    chunks = chunks_of(layer, rows, with_gradient=True)
+    dx, dw, db = gradients_of_statistics(layer, part, factors, needs, chunks, dx_dtype)
+    assert dx is not None
+    assert dw is not None
+    if group:
+        dist.all_reduce(dx, group=group_of(group))
+    return put_back(dx.to(x.dtype), counting, len(x)), dw, x.new_zeros(0) if db is None else db
+
+
+def _grad_fake(x: Tensor, w: Tensor, b: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(w), x.new_empty(0) if b is None else torch.empty_like(b)
+
+
+def _backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
+    """The first gradient computes the logits again in chunks; for further ones they are stored."""
+    x, w, b, *given, statistics = kept(ctx)
+    nothing, (labels, *part, _, _, group) = (None,) * len(given), given
+    if not torch.is_grad_enabled():
+        dx, dw, db = layer_statistics_grad(x, w, b, *given, statistics, slopes)
+        return dx, dw, None if b is None else db, *nothing
+
+    def stored(*layer: Tensor) -> Tensor:
+        own = shard_copy(layer[0], group) if group else layer[0]
+        return composed_statistics(functional.linear(own, *layer[1:]), labels, ClassPart(*part))
+
+    found = pulled_back(stored, [each for each in (x, w, b) if each is not None], [slopes])
+    return *found, *(None,) * (3 - len(found)), *nothing
+
+
+register(layer_statistics, _statistics, _fake, _backward, keep_all)
+register(layer_statistics_grad, _grad, _grad_fake, once, keep_all)
+
+
+# --- the results of all classes ---------------------------------------------------------------------------------------
+
+
+FORMULAS = ("torch", "megatron")  # of label smoothing
+
+
+@dataclass(frozen=True)
+class LossCall:
+    """The loss that is wanted, and by whom. weight: of all classes. formula: how labels are smoothed."""
+
+    who: str
+    options: LossOptions
+    formula: str = "torch"
+    weight: Tensor | None = None
+
+    def check(self, input: Any, target: Any) -> None:
+        """Raise TypeError or ValueError for arguments that do not fit."""
+        check_tensors(self.who, ("weight",), input=input, target=target, weight=self.weight)
+        check_target(self.who, target)
+        if not input.dim():
+            raise ValueError(f"{self.who}: input has 0 dimensions, expected at least 1")
+        if self.formula not in FORMULAS:
+            raise ValueError(f"{self.who}: smoothing_formula is {self.formula!r}, expected {' or '.join(FORMULAS)}")
+        if self.weight is not None and self.formula == "megatron":
+            raise ValueError(f"{self.who}: weight is given, expected none with Megatron's formula")
+        check_weight(self.who, self.weight)
+        if target.is_floating_point():
+            check_dense(self.who, self.options)
+            for name in {"log_prob", "token_accuracy"}.intersection(self.options.returned):
+                expected = "expected it with classes alone"
+                raise ValueError(f"{self.who}: return_{name} is given with class probabilities, {expected}")
+
+
+@dataclass(frozen=True)
+class ClassRange:
+    """The classes of one process, those from `first` on, of all that its group has together.
+
+    member: the process's rank in its group, the number of processes there, and the group's name.
     """
-    returned = (return_z_loss, return_lse, return_log_prob, return_entropy, return_token_accuracy,
-                return_predicted_tokens)  # fmt: skip
-    numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
-    options = read_options(LINEAR, reduction, ignore_index, *numbers, returned=returned)
-    call = LossCall(LINEAR, options, smoothing_formula, weight)
-    call.check(input, target)
-    if hasattr(linear_weight, "device_mesh"):
-        from opgrad.torch.losses import dtensors
 
-        _check_mesh_alone(call, group, vocab_range)
-        return dtensors.linear_loss(call, input, linear_weight, linear_bias, target, shift)
-    if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
-        expected = f"(C, {input.shape[-1]})"
-        raise ValueError(f"{call.who}: linear_weight has shape {tuple(linear_weight.shape)}, expected {expected}")
-    check_shape(call.who, "linear_bias", linear_bias, linear_weight.shape[:1])
-    own = _class_range(call, group, vocab_range, linear_weight.shape[0])
-    labels, dense = _read_targets(call, target, torch.Size((*input.shape[:-1], own.classes)), -1, shift)
-    dtype = torch.float32 if narrows_products(input) else input.dtype
-    return _reduced(own, of_layer, (input, linear_weight, linear_bias), labels, dense, dtype)
+    call: LossCall
+    first: int
+    classes: int
+    member: tuple[int, int, str]
+
+    @property
+    def part(self) -> ClassPart:
+        weight = self.call.weight
+        own = None if weight is None else weight[self.first : self.first + self.classes].contiguous()
+        return ClassPart.of(self.call.options, own, self.first)
 
 
-def _read_targets(
-    call: LossCall, target: Tensor, shape: torch.Size, dim: int, shift: int
-) -> tuple[Tensor, Tensor | None]:
-    """The labels and, in their place, probabilities with the classes last; shape, dim: of the logits, their classes."""
-    dim %= len(shape)
-    of_samples = shape[:dim] + shape[dim + 1 :]
-    if target.is_floating_point():
-        check_shape(call.who, "target", target, shape, "that of the logits")
-        return torch.zeros(of_samples, dtype=torch.int64, device=target.device), target.movedim(dim, -1)
-    check_shape(call.who, "target", target, of_samples, "that without the classes")
-    return read_labels(call.who, target, shift, call.options.ignore_index), None
+def member_of(who: str, group: Any) -> tuple[int, int, str]:
+    """The `member` of ClassRange for this process in a group; None: in the default one."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(f"{who}: there is no process group, expected torch.distributed to be initialised")
+    group = dist.group.WORLD if group is None else group
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"{who}: this process is not in the group, expected one of its own")
+    return rank, dist.get_world_size(group), group.group_name
 
 
-def _reduced(
-    own: ClassRange, of: Callable[..., Sequence[Any]], layer: Sequence[Any], labels: Tensor, dense: Tensor | None,
+# --- the samples' results --------------------------------------------------------------------------------------------
+
+
+def of_logits(
+    logits: Tensor, labels: Tensor, probabilities: Tensor | None, own: ClassRange, dtype: torch.dtype
+) -> Sequence[Any]:
+    """The results of logits [..., classes of the process], in the shape of the labels [...] of all classes.
+
+    With probabilities, which have the logits' shape, all samples count; the results are differentiable in both.
+    """
+    x, y = logits.reshape(labels.numel(), own.classes), labels.reshape(-1)
+    if probabilities is None:
+        found = shard_statistics(x, y, *own.part)
+    else:
+        found = composed_statistics(x, y, own.part, probabilities.reshape(x.shape))
+    return shaped(_gathered(found, y, own, probabilities is not None, dtype), labels.shape)
+
+
+def of_layer(
+    input: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, probabilities: Tensor | None, own: ClassRange,
     dtype: torch.dtype,
-) -> Any:  # fmt: skip
-    """The loss of the samples' results that `of` gives."""
-    dtype = dtype if dense is None else torch.promote_types(dtype, dense.dtype)
-    found = of(*layer, labels, dense, own, dtype)
-    return reduced(found, labels, own.call.weight, dense is not None, own.call.options, dtype)
+) -> Sequence[Any]:  # fmt: skip
+    """The results for the logits of a linear layer, in autocast's dtype; with probabilities logits are stored."""
+    x, y = input.reshape(labels.numel(), input.shape[-1]), labels.reshape(-1)
+    x, w, b, _ = autocast_layer(x, w, b)
+    if probabilities is not None:
+        logits = functional.linear(shard_copy(x, own.member[2]), w, b)
+        return of_logits(logits, labels, probabilities, own, dtype)
+    if not torch.compiler.is_compiling():
+        count_flops()
+    found = layer_statistics(x, w, b, y, *own.part, own.call.options.ignore_index, None, own.member[2])
+    return shaped(_gathered(found, y, own, False, dtype), labels.shape)
 
 
-def _class_range(call: LossCall, group: Any, vocab_range: tuple[int, int] | None, classes: int) -> ClassRange:
-    """This process's classes. Raises ValueError for a range of another length."""
-    member = member_of(call.who, group)
-    first = member[0] * classes
-    if vocab_range is not None:
-        first, last = (int(each) for each in vocab_range)
-        if first < 0 or last - first != classes:
-            raise ValueError(f"{call.who}: vocab_range is {vocab_range}, expected {classes} classes, as input has")
-    return ClassRange(call, first, classes, member)
+def _gathered(
+    statistics: Tensor, labels: Tensor, own: ClassRange, is_dense: bool, dtype: torch.dtype
+) -> Sequence[Tensor | None]:
+    """The results over the classes of all processes, from the statistics of this one's."""
+    call, options = own.call, own.call.options
+    ignored, smoothing = None if is_dense else options.ignore_index, options.label_smoothing
+    parts, total = shard_gather(statistics, labels, own.first, own.classes, ignored, *own.member, call.who)
+    if smoothing and call.formula == "megatron":
+        smoothing = smoothing * total.double() / (total.double() - 1)
+    return samples_of_parts(parts, labels, own.part, total, call.weight, options, dtype, smoothing, is_dense)
 
 
-def _check_mesh_alone(call: LossCall, group: Any, vocab_range: Any) -> None:
-    if group is not None or vocab_range is not None:
-        raise ValueError(f"{call.who}: group or vocab_range is given beside a DTensor, expected its mesh alone")
+# --- floating-point operations ---------------------------------------------------------------------------------------
+
+
+# The products of each operator; the gradients compute the logits again.
+PRODUCTS = {"layer_statistics": 1, "layer_statistics_grad": 3}
+
+
+def count_flops() -> None:
+    """Register the formulas if torch.utils.flop_counter is imported."""
+    counting = sys.modules.get("torch.utils.flop_counter")
+    if counting is None:
+        return
+    registries = [
+        getattr(getattr(mode, "counter", None), "flop_registry", None) for mode in torch_private.active_modes()
+    ]
+    for registry in (getattr(counting, "flop_registry", None), *registries):
+        if registry is not None:
+            for name, products in PRODUCTS.items():
+                registry.setdefault(getattr(torch.ops.opgrad, name), partial(_flops_of, products))
+
+
+def _flops_of(products: int, x: Any, w: Any, *others: Any, **named: Any) -> int:
+    """The floating-point operations of so many products of x [N, H] with w [C, H], tensors or their shapes."""
+    (rows, features), (classes, _) = (getattr(each, "shape", each) for each in (x, w))
+    return int(2 * products * rows * features * classes)
