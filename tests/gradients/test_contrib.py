@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.facts import FACTS
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.stand_ins import WRITTEN
+from opgrad.onnx.graph.inference import WRITTEN
 from opgrad.onnx.rules.coverage import zero
 from opgrad.onnx.rules.registry import RULES
 from opgrad.onnxruntime import InferenceSession

@@ -10,8 +10,7 @@ from gradient_cases import numbers
 from onnx import numpy_helper
 
 from opgrad.gradients import gradients
-from opgrad.onnx.graph.evaluation import evaluate
-from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.graph import Graph, evaluate
 
 MOST = 100 << 20  # bytes that Python may take meanwhile; one of these arrays is larger
 LENGTH = 2**27

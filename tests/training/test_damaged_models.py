@@ -15,8 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.cli.inspect.inspection import inspect
 from opgrad.gradients import gradients
-from opgrad.onnx.graph.bounds import check_sizes
-from opgrad.onnx.graph.loading import read_model
+from opgrad.onnx.graph.loading import check_sizes, read_model
 from opgrad.onnx.passes import prepare
 from opgrad.onnxruntime import lower
 from opgrad.training import ArtifactSet, Trainer

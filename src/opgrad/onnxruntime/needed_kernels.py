@@ -23,7 +23,7 @@ from opgrad.cpu.compiler.requests import Request
 from opgrad.cpu.compiler.structures import at
 from opgrad.cpu.plans import plan
 from opgrad.cpu.requests import Call
-from opgrad.onnx.graph.bounds import check_sizes
+from opgrad.onnx.graph.loading import check_sizes
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import abi, custom_ops, sessions
 from opgrad.onnxruntime.abi import Api, callback

@@ -8,9 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from opgrad.onnx.graph.body import GraphBody
 from opgrad.onnx.graph.facts import facts_of
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import keep, opset_of
 from opgrad.onnx.graph.nodes import attributes_of, names_in, rename, rename_inputs
 from opgrad.tune.dora import bias_of

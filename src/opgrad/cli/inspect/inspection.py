@@ -13,9 +13,8 @@ from onnx.external_data_helper import uses_external_data
 from onnx.helper import get_attribute_value
 
 from opgrad.onnx.graph.batch_norm import evaluating, written_inputs
-from opgrad.onnx.graph.bounds import check_sizes
 from opgrad.onnx.graph.halves import compute_in_float32
-from opgrad.onnx.graph.loading import read_model
+from opgrad.onnx.graph.loading import check_sizes, read_model
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnxruntime import NOT_LOWERED
 from opgrad.onnxruntime.exact_products import note

@@ -8,12 +8,10 @@ from onnx import TensorProto, helper
 
 from opgrad.onnx.gradients.expansion import expand
 from opgrad.onnx.gradients.reach import cut_off, depending, differentiable_inputs, paths, quantized, rule_of
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.declarations import naming
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, copied, domain_of
-from opgrad.onnx.graph.nodes import captured, outside, read_by, reads_values, rename, title
+from opgrad.onnx.graph.nodes import captured, naming, outside, read_by, reads_values, rename, title
 from opgrad.onnx.rules import lists
 from opgrad.onnx.rules.errors import Instead
 from opgrad.onnx.rules.node import Node

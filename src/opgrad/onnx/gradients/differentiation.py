@@ -12,8 +12,7 @@ from onnx import TensorProto, helper
 from opgrad.onnx import passes
 from opgrad.onnx.gradients.backward import SUFFIX, Backward
 from opgrad.onnx.gradients.expansion import expand, inline_functions
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.loading import load
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, import_microsoft

@@ -11,12 +11,10 @@ import onnx
 from onnx import defs, helper, inliner
 
 from opgrad.onnx.gradients.reach import carries, paths, taken_branch
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.declarations import naming
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import copied, domain_of, free_name
-from opgrad.onnx.graph.nodes import all_nodes, rename, subgraphs
+from opgrad.onnx.graph.nodes import all_nodes, naming, rename, subgraphs
 from opgrad.onnx.graph.subgraphs import in_bodies, sequence_type
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import RULES, NoGradient

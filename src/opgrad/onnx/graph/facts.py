@@ -1,6 +1,6 @@
 """What inference, passes and selection know of an operator beyond ONNX's schema: one row for each operator.
 
-An operator of another domain than ai.onnx that gets a gradient rule gets a row here, or a function in `stand_ins.py`
+An operator of another domain than ai.onnx that gets a gradient rule gets a row here, or a stand-in in `inference.py`
 that writes its shape.
 """
 

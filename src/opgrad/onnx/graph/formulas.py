@@ -5,18 +5,22 @@
     dx = body.where(x > 0, dy, 0)
 
 Numbers beside a value take its element type: written so where it is known, else through CastLike, so that one body
-serves every type. Values write operators
-of ai.onnx in the form of the body's opset: that of functions is 16 or later, that of gradient graphs 11 or later.
+serves every type. Values write operators of ai.onnx in the form of the body's opset: 16 or later for functions, 11 or
+later for gradient graphs. In a gradient graph (`GraphBody`) a node that is written twice with the same inputs and
+attributes exists once, constants are initializers, and the dtype of every value is known.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Union
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar, Union
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.onnx.graph.messages import HALVES, comparable
+from opgrad.onnx.graph.facts import dtype_of_result
+from opgrad.onnx.graph.messages import HALVES, MICROSOFT, comparable, copied, domain_of, free_name
+from opgrad.onnx.graph.nodes import leave_out_results, needed, read_by, rename
+from opgrad.onnx.graph.sizes import Sizes
 
 Number = Union["Value", int, float]
 LATEST_AXES_ATTRIBUTE = 17  # from the next opset on the axes of all reductions are an input …
@@ -329,3 +333,204 @@ def _declared(value: Value, element_type: int | None, rank: int | None) -> onnx.
     if element_type is None:
         return onnx.ValueInfoProto(name=value.name)
     return helper.make_tensor_value_info(value.name, element_type, None if rank is None else [None] * rank)
+
+
+class GraphBody(Body):
+    """Nodes that are appended to a graph.
+
+    opset: the version of ai.onnx, 11 or later. taken: the names that the graph has already; each new name is added.
+    plain: whether all nodes will be lowered to ai.onnx in the end.
+    """
+
+    def __init__(self, opset: int, taken: set[str], plain: bool = False):
+        super().__init__(opset)
+        self.plain = plain
+        self.initializers: list[TensorProto] = []
+        self.infos: dict[str, onnx.ValueInfoProto] = {}
+        self.taken = taken
+        self._written: dict[Any, list[Value]] = {}
+        self._arrays: dict[str, np.ndarray] = {}
+        self._scope = ""
+
+    def scope(self, name: str) -> None:
+        """Let the names of all values that are written from now on start with `name`."""
+        self._scope = self.free(name)
+        self._count = 0
+
+    def free(self, name: str) -> str:
+        """A name that is not taken yet; from now on it is."""
+        return free_name(name, self.taken)
+
+    def beside(self) -> "GraphBody":
+        """An empty body for the same graph, which takes its names from the same ones."""
+        return GraphBody(self.opset, self.taken, self.plain)
+
+    def nodes_of(self, op: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
+        """The outputs of a node; it is appended unless an equal node is already there."""
+        given = ["" if each is None else each.name for each in inputs]
+        while given and not given[-1]:
+            given.pop()
+        node = helper.make_node(op, given, [], **attributes)
+        key = outputs, node.SerializeToString(deterministic=True)
+        if key not in self._written:
+            node.name = f"{self._scope}/{op}_{self._count}"
+            self._count += 1
+            node.output.extend([node.name, *(f"{node.name}:{index}" for index in range(1, outputs))])
+            self.nodes.append(node)
+            dtypes = (self._dtype(node, index, inputs, attributes) for index in range(outputs))
+            self._written[key] = [Value(self, *each) for each in zip(node.output, dtypes, strict=True)]
+        return self._written[key]
+
+    def _dtype(
+        self, node: onnx.NodeProto, index: int, inputs: Sequence[Value | None], attributes: dict[str, Any]
+    ) -> int | None:
+        """The dtype of a result of a node, as far as that of the inputs tells it."""
+        if node.op_type in ("If", "Loop"):
+            return None  # their results have dtypes of their own
+        if node.op_type == "Cast":
+            return int(attributes["to"])
+        dtype, of = dtype_of_result(domain_of(node), node.op_type, self.opset, index)
+        like = inputs[of] if of < len(inputs) else None
+        return dtype if dtype is not None or like is None else like.element_type
+
+    def microsoft(self, op: str, *inputs: Value | None, **attributes: Any) -> Value:
+        """Append a node of the domain com.microsoft with one output."""
+        return self.node(op, *inputs, domain=MICROSOFT, **attributes)
+
+    def concat(self, *values: Value, axis: int = 0) -> Value:
+        """The concatenation of the values along an axis; constants are concatenated now and not at run time."""
+        known = [self._arrays.get(each.name) for each in values]
+        arrays = [each for each in known if each is not None]
+        if len(arrays) == len(values):
+            return self.constant(np.concatenate(arrays, axis))
+        return super().concat(*values, axis=axis)
+
+    def tensor(self, tensor: TensorProto) -> Value:
+        """An initializer; equal tensors share one."""
+        value = super().tensor(tensor)
+        return Value(self, value.name, value.element_type, list(tensor.dims))
+
+    def _write(self, tensor: TensorProto) -> Value:
+        named = copied(tensor)
+        named.name = self.free(f"{self._scope}/Constant_{self._count}")
+        self._count += 1
+        self.initializers.append(named)
+        self._arrays[named.name] = numpy_helper.to_array(named)
+        return Value(self, named.name, tensor.data_type, list(tensor.dims))
+
+    def inner_prefix(self) -> str:
+        """The prefix of the names inside the body of the next Scan or Loop."""
+        return f"{self._scope}/scan_{self._count}_"
+
+    def declare(self, value: Value, element_type: int, sizes: Sizes | None) -> Value:
+        """The same value with its type and sizes, which are also written to the graph's value_info."""
+        known = Value(self, value.name, element_type, sizes)
+        self.infos[value.name] = helper.make_tensor_value_info(value.name, element_type, sizes)
+        return known
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Rename values wherever they are written, read or declared."""
+        for node in self.nodes:
+            rename(node, names)
+        infos, self.infos = self.infos, {}
+        for name, info in infos.items():
+            info.name = names.get(name, name)
+            self.infos[info.name] = info
+
+    def keep(self, wanted: Collection[str]) -> None:
+        """Drop the nodes, the optional results and the initializers that these values do not depend on."""
+        self.nodes = needed(self.nodes, wanted)
+        read = read_by(self.nodes).union(wanted)
+        for node in self.nodes:
+            leave_out_results(node, read)
+        self.initializers = [each for each in self.initializers if each.name in read]
+        self.infos = {name: info for name, info in self.infos.items() if name in read}
+        self._written.clear()
+        self._constants.clear()
+
+
+KINDS: tuple[Any, ...] = ((int, float), str, (list, tuple))  # of attributes
+ONE_AXIS_FROM = 13  # before this opset Softmax takes all axes from `axis` on together as one row
+
+
+class NodeView:
+    """A node whose inputs are values of a body.
+
+    body: where nodes are written to.
+    inputs: the node's inputs; None where an optional one is missing.
+    attributes: as the node has them, text decoded.
+
+    _problem: the exception for a node that lacks something, or has an attribute of a wrong kind.
+    """
+
+    _problem: ClassVar[type[Exception]] = ValueError
+    body: Body
+    inputs: Sequence[Value | None]
+    attributes: Mapping[str, Any]
+
+    def input(self, index: int) -> Value | None:
+        """An optional input."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def required(self, index: int) -> Value:
+        """An input that may not be missing."""
+        value = self.input(index)
+        if value is None:
+            raise self._problem(f"it has no input {index}")
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute, or the operator's default; one of another kind than the default has no meaning."""
+        value = self.attributes.get(name, default)
+        kind = next((kind for kind in KINDS if isinstance(default, kind)), object)
+        if not isinstance(value, kind):
+            raise self._problem(
+                f"its attribute {name} is of type {type(value).__name__}, expected one like {default!r}"
+            )
+        return value
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of these attributes that the node has."""
+        return {name: self.attributes[name] for name in names if name in self.attributes}
+
+    def _sizes(self, index: int) -> Sizes | None:
+        """The sizes of an input, None if the graph does not even tell the rank."""
+        value = self.input(index)
+        return None if value is None else value.sizes
+
+
+# --- operators of com.microsoft, written with those of ai.onnx ---
+
+
+def fused_product(node: NodeView) -> Value:
+    """The result of FusedMatMul: alpha * a @ b, either of them transposed."""
+    y = node.body.node("MatMul", _factor(node, 0, "A"), _factor(node, 1, "B"))
+    alpha = node.get("alpha", 1.0)
+    return y if alpha == 1 else y * alpha
+
+
+def _factor(node: NodeView, index: int, side: str) -> Value:
+    """An operand with its axes in the order of a product: its rows may come before the axes of the batch."""
+    value, sizes = node.required(index), node._sizes(index)
+    transposed, batch_transposed = node.get(f"trans{side}", 0), node.get(f"transBatch{side}", 0)
+    if sizes is None:  # Einsum transposes without knowing the rank
+        rows = "ji" if transposed else "ij"
+        term = f"{rows[0]}...{rows[1]}" if batch_transposed else f"...{rows}"
+        return value if term == "...ij" else value.apply("Einsum", equation=f"{term}->...ij")
+    order = list(range(len(sizes)))
+    if batch_transposed:
+        order = [*order[1:-1], order[0], order[-1]]
+    if transposed:
+        order = [*order[:-2], order[-1], order[-2]]
+    return value if order == sorted(order) else value.transpose(*order)
+
+
+def biased_softmax(node: NodeView) -> Value:
+    """The result of BiasSoftmax: softmax(x + bias), over the axes from `axis` on."""
+    x, bias = node.required(0), node.required(1)
+    total, axis, sizes = x + bias, node.get("axis", 1), node._sizes(0)
+    if node.body.opset < ONE_AXIS_FROM:
+        return total.apply("Softmax", axis=axis)
+    if sizes is not None and axis in (-1, len(sizes) - 1):
+        return total.apply("Softmax", axis=-1)
+    return total.flatten(axis).apply("Softmax", axis=1).reshape(x.shape())

@@ -11,8 +11,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, inliner, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.onnx.graph.large import size_of
-from opgrad.onnx.graph.messages import HALVES, free_name, keep
+from opgrad.onnx.graph.messages import HALVES, free_name, keep, size_of
 from opgrad.onnx.graph.nodes import model_nodes, names_in, read_by, rename_inputs, subgraphs
 
 LOADED_AS_FLOATS = (TensorProto.BFLOAT16,)  # types that onnxruntime's CPU stores and casts, but computes nothing with

@@ -3,8 +3,9 @@
 Every fault raises a ValueError of one line with the file's name.
 """
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
@@ -12,21 +13,21 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, TensorProto, TypeProto
+from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
+from opgrad.base.limits import free_memory
 from opgrad.base.reading import check_regular, read_regular
 from opgrad.base.writing import finish_interrupted
 from opgrad.onnx.graph.batch_norm import one_output
-from opgrad.onnx.graph.declarations import faults_of_nodes
-from opgrad.onnx.graph.hoisting import hoist
-from opgrad.onnx.graph.large import size_of
-from opgrad.onnx.graph.messages import copied
-from opgrad.onnx.graph.nodes import all_nodes
+from opgrad.onnx.graph.graph import AMPLIFIED, Graph, overridable
+from opgrad.onnx.graph.messages import copied, domain_of, free_name, keep, size_of
+from opgrad.onnx.graph.nodes import all_nodes, captured, faults_of_nodes, model_nodes, names_in, subgraphs, title
 from opgrad.onnx.graph.opset import align_functions
-from opgrad.onnx.graph.repair import make_dense, mend, time_first
+from opgrad.onnx.graph.subgraphs import hoist
 
 MOST_OPSET = 1 << 31  # what onnx's own functions take
 MOST_CALLS, MOST_NODES = 100, 1 << 20  # the depth of calls of functions, which onnx limits too, and nodes in all
@@ -259,3 +260,237 @@ def place_of(tensor: TensorProto, folder: Path) -> ExternalDataInfo:
     if end > available:
         raise ValueError(f"{place.location} has {available} bytes, expected at least {end}")
     return place
+
+
+def mend(model: onnx.ModelProto) -> None:
+    """Sort the nodes topologically, turn sizes below 0 into unknown ones, complete calls of functions, and let Loops
+    count by scalars, in place."""
+    # Write default values of functions' attributes into the calls, as onnx's inliner knows none.
+    defaults = {(each.domain, each.name, each.overload): each.attribute_proto for each in model.functions}
+    for node in model_nodes(model) if any(defaults.values()) else ():
+        given = {each.name for each in node.attribute}
+        found = defaults.get((domain_of(node), node.op_type, node.overload), ())
+        node.attribute.extend(each for each in found if each.name not in given)
+    _count_by_scalars(model)
+    for graph in _graphs(model.graph):
+        _sort(graph)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for size in value.type.tensor_type.shape.dim:
+                if size.dim_value < 0:
+                    size.Clear()
+
+
+def _count_by_scalars(model: onnx.ModelProto) -> None:
+    """Let a Loop's body get its iteration as a scalar, of which it makes the shape that it declares.
+
+    onnx infers a scalar whatever is declared, and onnxruntime gives what is declared, [1] of torch's older exporter.
+    """
+    taken = set[str]()
+    for loop in (node for node in model_nodes(model) if node.op_type == "Loop"):
+        for body in subgraphs(loop):
+            counter = next(iter(body.input), None)
+            if counter is None or not counter.type.tensor_type.shape.dim:
+                continue
+            taken = taken or names_in(model.graph)
+            shape = free_name(f"{counter.name}_shape", taken)
+            name, counter.name = counter.name, free_name(f"{counter.name}_scalar", taken)
+            del counter.type.tensor_type.shape.dim[:]
+            body.initializer.append(helper.make_tensor(shape, TensorProto.INT64, [1], [1]))
+            body.node.insert(0, helper.make_node("Reshape", [counter.name, shape], [name]))
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in all_nodes(graph.node):
+        yield from subgraphs(node)
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Sort the nodes topologically; if they form a circle, leave the order as it is."""
+    made = {name for node in graph.node for name in node.output if name}
+    waiting: list[tuple[onnx.NodeProto, set[str]]] = [(node, made.intersection(captured(node))) for node in graph.node]
+    known = set[str]()
+    ordered: list[Any] = []
+    in_order = True
+    while waiting:
+        later = []
+        for node, needed in waiting:
+            if needed <= known:
+                ordered.append(node)
+                known.update(node.output)
+            else:
+                later.append((node, needed))
+                in_order = False
+        if len(later) == len(waiting):
+            return
+        waiting = later
+    if not in_order:
+        keep(graph.node, ordered)
+
+
+# --- sparse initializers ----------------------------------------------------------------------------------------------
+
+
+MOST = 2**31  # bytes of a dense one, the most that a model's file holds
+
+
+def make_dense(model: onnx.ModelProto, what: str) -> None:
+    """Replace the sparse initializers of a model by dense ones, in place.
+
+    what: the caller and the model's name, for messages. Raises ValueError for one that is damaged or too large.
+    """
+    for sparse in model.graph.sparse_initializer:
+        model.graph.initializer.append(_dense(sparse, f"{what}: the sparse initializer {sparse.values.name!r}"))
+    del model.graph.sparse_initializer[:]
+
+
+def _dense(sparse: onnx.SparseTensorProto, what: str) -> onnx.TensorProto:
+    for name, tensor in (("values", sparse.values), ("indices", sparse.indices)):
+        if uses_external_data(tensor):
+            raise ValueError(f"{what} has its {name} in another file, expected in the model")
+    dims = tuple(sparse.dims)
+    try:
+        values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} is damaged: {error}") from None
+    fits = indices.dtype == np.int64 and values.ndim == 1 and all(size >= 0 for size in dims)
+    if not fits or indices.shape not in ((len(values),), (len(values), len(dims))):
+        raise ValueError(
+            f"{what} has values {list(values.shape)} and {indices.dtype} indices {list(indices.shape)} for the shape "
+            f"{list(dims)}, expected an int64 index, or one for each axis, of each value"
+        )
+    if math.prod(dims) * values.itemsize > MOST:
+        raise ValueError(f"{what} has the shape {list(dims)}, expected at most {MOST:,} bytes")
+    bounds = np.array(dims if indices.ndim == 2 else (math.prod(dims),), np.int64)
+    if np.any(indices < 0) or np.any(indices >= bounds):
+        raise ValueError(f"{what} has an index outside of its shape {list(dims)}")
+    array = np.zeros(dims, values.dtype)
+    if indices.ndim == 2:
+        array[tuple(indices.T)] = values
+    else:
+        array.reshape(-1)[indices] = values
+    return numpy_helper.from_array(array, sparse.values.name)
+
+
+# --- recurrent layers whose batch comes first -------------------------------------------------------------------------
+
+
+LAYERS = ("RNN", "GRU", "LSTM")
+X, STATES = 0, (5, 6)  # the places of inputs with a batch: x, and the initial states and cells
+SWAPPED = [1, 0, 2]  # of x, of initial and of last states: the first two axes change places
+BATCH_FIRST = [2, 0, 1, 3]  # all states, from [time, directions, batch, size] to [batch, time, directions, size]
+
+
+def time_first(model: onnx.ModelProto) -> None:
+    """Replace each layer with `layout` 1 by one with `layout` 0 between transpositions, in place."""
+    if not any(map(_is_batch_first, model_nodes(model))):
+        return
+    taken = names_in(model.graph).union(*(set(node.input) | set(node.output) for node in model_nodes(model)))
+    for nodes in reversed(list(_lists(model))):
+        if any(map(_is_batch_first, nodes)):
+            keep(nodes, [new for node in nodes for new in (_written(node, taken) if _is_batch_first(node) else [node])])
+
+
+def _lists(model: onnx.ModelProto) -> Iterator[Any]:
+    """The repeated fields with the nodes of a model, of its functions and of all subgraphs, outer ones first."""
+    for owner in (model.graph, *model.functions):
+        yield owner.node
+        for node in all_nodes(owner.node):
+            yield from (graph.node for graph in subgraphs(node))
+
+
+def _is_batch_first(node: onnx.NodeProto) -> bool:
+    if node.op_type not in LAYERS or domain_of(node):
+        return False
+    return any(each.name == "layout" and each.i for each in node.attribute)
+
+
+def _written(node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto]:
+    """The layer between transpositions of what it reads and of what it returns."""
+    before, behind = [], []
+    layer = onnx.NodeProto()
+    layer.CopyFrom(node)
+    keep(layer.attribute, [each for each in node.attribute if each.name != "layout"])
+    for place, name in enumerate(node.input):
+        if name and (place == X or place in STATES):
+            layer.input[place] = free_name(f"{name}_time_first", taken)
+            before.append(helper.make_node("Transpose", [name], [layer.input[place]], perm=SWAPPED))
+    for place, name in enumerate(node.output):
+        if name:
+            layer.output[place] = free_name(f"{name}_time_first", taken)
+            order = SWAPPED if place else BATCH_FIRST
+            behind.append(helper.make_node("Transpose", [layer.output[place]], [name], perm=order))
+    return [*before, layer, *behind]
+
+
+LARGEST = 1 << 30  # the most bytes of a value that follows from constants, beside AMPLIFIED times what these have
+
+
+def check_sizes(model: onnx.ModelProto, who: str) -> bool:
+    """Raise ValueError, naming the node, for a value for which there is no memory, or not as much for constants.
+
+    Returns whether there is for all constants together, which a runtime may compute ahead and keep; those inside of
+    graphs of nodes and of functions have no known sizes. who: the caller, and the name of the model, for messages.
+    """
+    graph = Graph(model)
+    try:
+        graph.sizes("")
+    except ValueError:  # its types contradict each other; whatever runs the model reports an error
+        return False
+    held = sum(size_of(each) * _width(each.data_type) for each in model.graph.initializer)
+    held += sum(each.ByteSize() for each in graph.nodes() if each.op_type == "Constant")
+    constants = set(graph.initializers) - overridable(model)
+    called = {(each.domain, each.name) for each in model.functions}
+    most, free = LARGEST + AMPLIFIED * held, free_memory() or math.inf
+    room: float = most
+    if any(_has_constants(each.node, set()) for each in model.functions):
+        room = -math.inf
+    for node in graph.nodes():
+        fixed = constants.issuperset(captured(node))
+        if (fixed and (node.domain, node.op_type) in called) or _has_inner_constants(node, constants):
+            room = -math.inf
+        for name in filter(None, node.output if node.op_type != "Constant" else ()):
+            size, limit = _bytes(graph, name), most if fixed else free
+            if size is not None and size > limit:
+                of = " from constants" if fixed else ""
+                raise ValueError(f"{who}: {title(node)} computes {size} bytes{of}, expected at most {int(limit)}")
+            if fixed:
+                room -= size if size is not None and _is_whole(graph, name) else math.inf
+        constants.update(node.output if fixed else ())
+    return room >= 0
+
+
+def _has_constants(nodes: Iterable[onnx.NodeProto], constants: set[str]) -> bool:
+    """Whether nodes compute something from constants alone. constants: those around them."""
+    known = set(constants)
+    for node in nodes:
+        if node.op_type == "Constant":
+            known.update(node.output)
+        elif known.issuperset(captured(node)) or _has_inner_constants(node, known):
+            return True
+    return False
+
+
+def _has_inner_constants(node: onnx.NodeProto, constants: set[str]) -> bool:
+    """The same of the graphs of a node."""
+    return any(
+        _has_constants(each.node, constants | {tensor.name for tensor in each.initializer}) for each in subgraphs(node)
+    )
+
+
+def _width(kind: int) -> int:
+    """The bytes of an element, of an unknown type 1."""
+    return np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize if kind else 1
+
+
+def _bytes(graph: Graph, name: str) -> int | None:
+    """The least bytes of a value; None if not even its rank is known."""
+    sizes = graph.sizes(name)
+    if sizes is None:
+        return None
+    return math.prod(size for size in sizes if isinstance(size, int)) * _width(graph.element_type(name) or 0)
+
+
+def _is_whole(graph: Graph, name: str) -> bool:
+    """Whether all sizes of a value are known."""
+    return all(isinstance(size, int) for size in graph.sizes(name) or ())

@@ -11,8 +11,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, defs, helper, inliner, numpy_helper, shape_inference, version_converter
 
-from opgrad.onnx.graph.large import is_large, without_large
-from opgrad.onnx.graph.messages import copied_without, declared_types, domain_of, keep, opset_of
+from opgrad.onnx.graph.messages import (
+    copied_without,
+    declared_types,
+    domain_of,
+    is_large,
+    keep,
+    opset_of,
+    without_large,
+)
 from opgrad.onnx.graph.nodes import all_nodes, model_nodes
 
 LEAST = 16  # the first opset whose ScatterND and ScatterElements can add

@@ -13,10 +13,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from opgrad.onnx.graph.declarations import naming
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT
-from opgrad.onnx.graph.nodes import attributes_of, title
+from opgrad.onnx.graph.nodes import attributes_of, naming, title
 from opgrad.onnx.passes.attention_masks import (
     ONE_AXIS_FROM,
     NotAttention,

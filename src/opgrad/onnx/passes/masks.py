@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from opgrad.onnx.graph.evaluation import evaluate
-from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.graph import Graph, evaluate
 from opgrad.onnx.graph.messages import domain_of
 from opgrad.onnx.graph.nodes import attributes_of
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 import onnx
 from onnx import TensorProto
 
-from opgrad.onnx.graph.declarations import FAILURES, refusal
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import domain_of
-from opgrad.onnx.graph.nodes import attributes_of
+from opgrad.onnx.graph.nodes import FAILURES, attributes_of, refusal
 
 NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FAR, FAR_NARROW = 2e-5, 4e-3  # relative tolerances: for numbers written with few digits, and for 16-bit types

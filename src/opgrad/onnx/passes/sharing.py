@@ -8,9 +8,8 @@ from onnx import helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnx.graph.batch_norm import trains
-from opgrad.onnx.graph.evaluation import AMPLIFIED, FOLDED, constant_tensor, evaluate
 from opgrad.onnx.graph.facts import facts_of
-from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.graph import AMPLIFIED, FOLDED, Graph, constant_tensor, evaluate
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, names_of
 from opgrad.onnx.graph.nodes import subgraphs
 from opgrad.onnx.passes.patterns import at_each

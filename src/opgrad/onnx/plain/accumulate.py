@@ -9,9 +9,8 @@ from operator import add, or_
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import Value, fused_product
 from opgrad.onnx.graph.messages import HALVES
-from opgrad.onnx.graph.node_view import fused_product
 from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
 
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import LAST, Value
-from opgrad.onnx.graph.node_view import NodeView
+from opgrad.onnx.graph.formulas import LAST, NodeView, Value
 from opgrad.onnx.graph.sizes import Sizes, known
 from opgrad.onnx.plain.registry import Call, NoForm, Results, in_float32, lowers
 

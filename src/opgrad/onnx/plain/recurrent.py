@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import LAST, Body, Value
-from opgrad.onnx.graph.node_view import NodeView
+from opgrad.onnx.graph.formulas import LAST, Body, NodeView, Value
 from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
 
 DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}  # from the last step to the first?

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import Body, Value
+from opgrad.onnx.graph.formulas import Body, NodeView, Value
 from opgrad.onnx.graph.messages import HALVES, MICROSOFT
-from opgrad.onnx.graph.node_view import NodeView
 from opgrad.onnx.graph.sizes import Sizes
 
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import FLOATS, copied, keep
 from opgrad.onnx.graph.nodes import captured, needed, read_by, rename
 from opgrad.onnx.graph.subgraphs import declared_sizes, enclosed, sequence_type

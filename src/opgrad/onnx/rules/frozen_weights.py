@@ -10,8 +10,7 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.contract.quantized import BYTE
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.graph.large import packed_bytes
-from opgrad.onnx.graph.messages import MICROSOFT, domain_of
+from opgrad.onnx.graph.messages import MICROSOFT, domain_of, packed_bytes
 from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.onnx.rules.node import Node
 

@@ -2,9 +2,8 @@
 
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import Value, biased_softmax, fused_product
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.graph.node_view import biased_softmax, fused_product
 from opgrad.onnx.rules.node import Node
 from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, formula, gradient
 

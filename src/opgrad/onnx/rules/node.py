@@ -8,11 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.formulas import Value, widened
+from opgrad.onnx.graph.formulas import GraphBody, NodeView, Value, widened
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, domain_of
-from opgrad.onnx.graph.node_view import NodeView
 from opgrad.onnx.graph.nodes import attributes_of, outside
 from opgrad.onnx.graph.sizes import Sizes
 from opgrad.onnx.rules import lists, shaping

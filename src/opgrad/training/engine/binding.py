@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from opgrad.onnx.graph.large import FEW_BITS
+from opgrad.onnx.graph.messages import FEW_BITS
 from opgrad.onnxruntime import private
 from opgrad.training.files.artifact_set import tensor_spec
 from opgrad.training.files.batches import TensorSpec

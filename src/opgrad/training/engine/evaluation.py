@@ -10,10 +10,9 @@ import onnx
 import onnxruntime
 
 from opgrad.base.locks import once
-from opgrad.onnx.graph.bounds import check_sizes
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.halves import LOADED_AS_FLOATS, compute_in_float32, has_halves
-from opgrad.onnx.graph.loading import read_model
+from opgrad.onnx.graph.loading import check_sizes, read_model
 from opgrad.onnx.graph.messages import copied, domain_of, import_microsoft
 from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.onnxruntime import loading

@@ -9,9 +9,9 @@ import onnx
 import onnxruntime
 from onnx import TensorProto
 
-from opgrad.onnx.graph.bounds import check_sizes
 from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.loading import Source as Source
+from opgrad.onnx.graph.loading import check_sizes
 from opgrad.onnx.graph.loading import read_model as read_model
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of
 from opgrad.onnx.graph.sizes import are_equal

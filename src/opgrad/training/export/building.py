@@ -10,8 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.base.reading import json_object
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.formulas import Body, Value
+from opgrad.onnx.graph.formulas import Body, GraphBody, Value
 from opgrad.onnx.graph.messages import declared_types, domain_of, keep
 from opgrad.onnx.graph.nodes import needed, read_by
 from opgrad.onnx.plain.lowering import FEEDBACK

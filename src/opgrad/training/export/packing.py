@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.graph.large import FEW_BITS
-from opgrad.onnx.graph.messages import keep, opset_of
+from opgrad.onnx.graph.formulas import GraphBody, Value
+from opgrad.onnx.graph.messages import FEW_BITS, keep, opset_of
 from opgrad.onnx.graph.nodes import names_in, rename_inputs
 from opgrad.training.export.constants import Constants
 from opgrad.training.export.layout import PARAMETERS, STATISTICS, Carried, StateLayout, StateTensor

@@ -13,9 +13,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.onnx.graph.large import FEW_BITS, is_large, packed_bytes, size_of, without_large
 from opgrad.onnx.graph.loading import Source, naming_outside, place_of, read_model, read_outside
-from opgrad.onnx.graph.messages import copied, copied_without
+from opgrad.onnx.graph.messages import FEW_BITS, copied, copied_without, is_large, packed_bytes, size_of, without_large
 from opgrad.training.files import checkpoint_tables, mapped_files
 
 HUGE = 1 << 20  # bytes; larger tensors are taken out of a model as soon as it is read

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
-from opgrad.onnx.graph.large import size_of
+from opgrad.onnx.graph.messages import size_of
 from opgrad.training.make.blocks import loss as losses
 from opgrad.training.make.blocks import optim
 from opgrad.training.make.blocks.accessor import library_file

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable
 import onnx
 from onnx import TensorProto, checker, helper
 
-from opgrad.onnx.graph.large import without_large
-from opgrad.onnx.graph.messages import HALVES, domain_of
+from opgrad.onnx.graph.messages import HALVES, domain_of, without_large
 from opgrad.onnx.graph.nodes import all_nodes, is_known
 from opgrad.onnx.graph.opset import UNKNOWN
 

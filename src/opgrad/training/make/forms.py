@@ -15,7 +15,6 @@ from opgrad.onnx.graph.batch_norm import (
     trains,
 )
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.hoisting import hoist_constants
 from opgrad.onnx.graph.messages import (
     MICROSOFT,
     comparable,
@@ -28,6 +27,7 @@ from opgrad.onnx.graph.messages import (
 )
 from opgrad.onnx.graph.nodes import all_nodes, attributes_of, model_nodes
 from opgrad.onnx.graph.opset import raise_opset
+from opgrad.onnx.graph.subgraphs import hoist_constants
 from opgrad.onnx.rules.registry import RULES
 from opgrad.training.make.outputs import correct_shapes
 

@@ -9,11 +9,9 @@ import onnx
 from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.gradients.expansion import inline_functions
 from opgrad.onnx.gradients.reach import differentiable_inputs, taken_nodes
-from opgrad.onnx.graph.evaluation import constant_tensor
 from opgrad.onnx.graph.facts import ALL, facts_of
-from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.large import size_of
-from opgrad.onnx.graph.messages import FLOATS, domain_of
+from opgrad.onnx.graph.graph import Graph, constant_tensor
+from opgrad.onnx.graph.messages import FLOATS, domain_of, size_of
 from opgrad.onnx.graph.nodes import all_nodes, captured, module_path, reads_values
 from opgrad.training.files.tensor_values import Held, array_of
 from opgrad.training.make import forms

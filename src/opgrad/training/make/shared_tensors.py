@@ -10,9 +10,9 @@ import onnx
 
 from opgrad.onnx.graph.batch_norm import STATISTICS
 from opgrad.onnx.graph.facts import facts_of
+from opgrad.onnx.graph.loading import mend
 from opgrad.onnx.graph.messages import FLOATS, domain_of, free_name
 from opgrad.onnx.graph.nodes import all_nodes, module_path, names_in, reads_values, title
-from opgrad.onnx.graph.repair import mend
 from opgrad.training.files.tensor_values import Held
 
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Conv", "ConvTranspose", "FusedConv")  # whose second input is a weight

@@ -7,8 +7,7 @@ import onnx
 
 from opgrad.onnx.gradients.differentiation import outlook
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.large import size_of
-from opgrad.onnx.graph.messages import FLOATS, domain_of, opset_of
+from opgrad.onnx.graph.messages import FLOATS, domain_of, opset_of, size_of
 from opgrad.onnx.passes.attention import Recognition
 from opgrad.training.files.accumulators import RESET
 from opgrad.training.files.dataset import show

@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnx.graph.byte_products import LIMITED, MOST
-from opgrad.onnx.graph.large import size_of
+from opgrad.onnx.graph.messages import size_of
 from opgrad.onnx.graph.nodes import attributes_of, needed, read_by, rename_inputs
 from opgrad.training.quantization.blocks import stretched
 

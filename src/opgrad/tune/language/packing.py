@@ -6,8 +6,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of
 from opgrad.onnx.graph.nodes import rename_inputs

@@ -10,8 +10,7 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.large import FEW_BITS
-from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, attribute_of, copied, domain_of
+from opgrad.onnx.graph.messages import FEW_BITS, FLOATS, MICROSOFT, attribute_of, copied, domain_of
 from opgrad.onnx.graph.nodes import module_path, needed
 
 TABLES = ("Gather", "GatherBlockQuantized")

@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.large import FEW_BITS
-from opgrad.onnx.graph.messages import keep
+from opgrad.onnx.graph.messages import FEW_BITS, keep
 from opgrad.onnx.graph.nodes import read_by
 from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, placeholder, tensor_of
 

@@ -15,8 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.writing import replace_file
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import names_in

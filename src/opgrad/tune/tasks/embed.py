@@ -11,8 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.formulas import LAST, Value
+from opgrad.onnx.graph.formulas import LAST, GraphBody, Value
 from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import names_in, rename
 from opgrad.training.engine.trainer import Trainer

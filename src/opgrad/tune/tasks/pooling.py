@@ -10,8 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import keep
 from opgrad.onnx.graph.nodes import needed
 from opgrad.tune.language.model import ENCODED, WHO, LanguageModel

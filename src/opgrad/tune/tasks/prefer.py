@@ -9,8 +9,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.onnx.graph.body import GraphBody
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.batches import TensorSpec
