@@ -1,5 +1,6 @@
-"""Layouts of foreign objects: tried against live ones, and never used where they are not as they are known."""
+"""Layouts of our structures and of foreign objects: the same for Python and compiled code, tried against live ones."""
 
+import ctypes
 import shutil
 import warnings
 from pathlib import Path
@@ -12,12 +13,15 @@ from subprocesses import run_python
 
 import opgrad
 from opgrad.call import arrays, calls
+from opgrad.cpu.compiler import sources
+from opgrad.cpu.compiler.decorators import native
+from opgrad.cpu.compiler.structures import Structure, at, behind, place, several, structure
+from opgrad.cpu.compiler.words import atomic_add, load_word
 from opgrad.cpu.runtime import abi
 from opgrad.cpu.runtime import plan as plan_words
 from opgrad.cpu.runtime.threads.system import system
 from opgrad.ops import operators
 
-pytestmark = pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
 X = np.linspace(-1, 1, 600, dtype=np.float32).reshape(2, 300)
 # What is said of each layout, and others that may be wrong together with it.
 PLACES = {
@@ -48,12 +52,14 @@ def anew():
     abi.unlike.cache_clear()
 
 
+@pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
 def test_what_is_known_holds_here(anew):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not abi.unlike()
 
 
+@pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
 @pytest.mark.parametrize(("name", "layout", "value"), LIES)
 def test_every_lie_is_found(name, layout, value, monkeypatch, anew):
     """Places inside and outside of objects, so that reading them blindly would end the process."""
@@ -63,12 +69,14 @@ def test_every_lie_is_found(name, layout, value, monkeypatch, anew):
         assert layout in abi.unlike()
 
 
+@pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
 def test_what_cannot_be_tried_is_not_used(monkeypatch, anew):
     monkeypatch.setitem(abi.TRIALS, abi.FLOATS, lambda: None.missing)
     with pytest.warns(RuntimeWarning, match="opgrad: floats of cpython"):
         assert abi.unlike() == {abi.FLOATS}
 
 
+@pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
 @pytest.mark.parametrize("layout", abi.TRIALS)
 def test_calls_are_pythons_then(layout, monkeypatch, anew):
     """With the same results, and one warning: functions, plans, lists, results from the pool."""
@@ -107,6 +115,7 @@ print(opgrad.__file__, len(caught), sorted(abi.unlike()) == sorted(set(abi.TRIAL
 """
 
 
+@pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
 def test_native_code_that_was_made_for_other_objects(tmp_path):
     """A copy of the package that knows every place wrongly."""
     package = tmp_path / "opgrad"
@@ -122,6 +131,7 @@ def test_native_code_that_was_made_for_other_objects(tmp_path):
     assert (found, warned, as_wanted) == (str(package / "__init__.py"), "1", "True")
 
 
+@pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
 def test_memory_that_is_not_there():
     """It is copied where it is, and refused where it is not."""
     here = np.arange(5)
@@ -133,12 +143,14 @@ def test_memory_that_is_not_there():
 # --- what lies on the stack ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
 def test_a_kernel_with_more_arguments_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(plan_words, "MAX_ARGUMENTS", 5)
     with pytest.raises(RuntimeError, match=r"a kernel takes \d+ words of arguments, expected at most 5"):
         softmax_plan((3, 7), "float32")
 
 
+@pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
 @pytest.mark.parametrize("room", [1, 2])
 def test_a_record_with_more_numbers_than_there_is_room_for(room, monkeypatch):
     monkeypatch.setattr(calls, "MOST_NUMBERS", room)
@@ -147,3 +159,34 @@ def test_a_record_with_more_numbers_than_there_is_room_for(room, monkeypatch):
     for _ in range(3):
         np.testing.assert_array_equal(softmax(X, **given), opgrad.softmax(X, **given))
     assert is_native(softmax, X, **given) == (room == 2)
+
+
+@structure
+class Count(Structure):
+    first: int
+    second: int
+    third: int
+
+
+@native(2)
+def compiled(address: int, more: int) -> int:
+    """Read and write fields of two structures that lie one behind the other."""
+    one, other = at(Count, address), at(Count, address, 1)
+    one.first += more
+    other.third = one.second - other.first
+    atomic_add(place(one, "third"), 7)
+    return load_word(behind(one), 1) + (other.address - one.address)
+
+
+def test_python_and_compiled_code_agree():
+    pair = several(Count, [Count(1, 2, 3), Count(second=50, first=40)])
+    address = ctypes.addressof(pair)
+    assert compiled.call(address, 10) == 50 + 24
+    assert [each.words for each in pair] == [[11, 2, 10], [40, 50, -38]]
+    assert behind(pair[0]) == pair[1].address == at(Count, address, 1).address
+    assert place(pair[1], "second") == pair[1].address + 8
+
+
+def test_a_field_is_part_of_what_code_is_made_of():
+    """Code that was compiled for other fields is not found in the cache."""
+    assert "('first', 'second', 'third')" in sources._annotation(Count)

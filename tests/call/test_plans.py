@@ -1,14 +1,18 @@
-"""One plan for each signature in a process, whoever asks for it."""
+"""Plans: one for each signature in a process, and those of users: results, arrays, what is refused, threads."""
 
 import os
+import threading
 
 import numpy as np
 import pytest
 from callers import call_at_once
-from planned import softmax_plan
+from planned import softmax_grad_plan, softmax_plan
+from primitive_attributes import SHARED, every_attribute, typed_call
+from samples import bits
 from subprocesses import run_python
 
 import opgrad
+from opgrad import post_ops
 from opgrad.call import functions
 from opgrad.cli.examples import signatures
 from opgrad.contract import Spec
@@ -16,6 +20,8 @@ from opgrad.contract.signature import prepare
 from opgrad.cpu import plans
 from opgrad.cpu.compiler import decorators
 from opgrad.ops import graph_operators, operators
+from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.primitive import TYPES
 
 X = np.linspace(-1, 1, 26 * 11, dtype=np.float32).reshape(26, 11)
 
@@ -158,3 +164,191 @@ assert not seen, seen
 @pytest.mark.skipif(not functions.SUPPORTED, reason="this Python has no native calls")
 def test_the_second_call_meets_no_python():
     run_python(SECOND)
+
+
+SHAPE = (6, 50)
+
+
+@pytest.fixture
+def x(rng):
+    return rng.normal(0, 2, SHAPE).astype(np.float32)
+
+
+def test_gives_the_results_of_the_plain_call(x):
+    plan = softmax_plan(SHAPE, "float32", axis=0)
+    y = np.empty_like(x)
+    assert plan(x, out=y) is y
+    assert bits(y) == bits(opgrad.softmax(x, 0))
+
+
+def test_attributes_and_dtypes(rng):
+    calls = [(rng.normal(size=SHARED).astype("float32"), every_attribute(rng))]
+    for x, attributes in [*calls, *(typed_call(TYPES.index(each), rng) for each in ("bfloat16", "int8"))]:
+        expected = opgrad.softmax(x, **attributes)
+        several = expected if isinstance(expected, tuple) else (expected,)
+        out = tuple(map(np.empty_like, several))
+        given = out if isinstance(expected, tuple) else out[0]
+        assert softmax_plan(x.shape, x.dtype, **attributes)(x, out=given) is given
+        assert [bits(each) for each in out] == [bits(each) for each in several]
+
+
+def test_other_plans(x):
+    y, dx = opgrad.log_softmax(x), np.empty_like(x)
+    softmax_plan(SHAPE, np.float32, function=opgrad.log_softmax)(x, out=dx)
+    assert bits(dx) == bits(y)
+    softmax_grad_plan(SHAPE, "float32", function=opgrad.log_softmax_grad)(x, y, out=dx)
+    assert bits(dx) == bits(opgrad.log_softmax_grad(x, y))
+    half = y.astype(np.float16)
+    softmax_grad_plan(SHAPE, "float32", y_dtype="float16", logit_scale=2.0)(x, half, out=dx)
+    assert bits(dx) == bits(opgrad.softmax_grad(x, half, logit_scale=2.0))
+
+
+def test_a_plan_of_any_operator(x):
+    out = np.empty_like(x)
+    opgrad.plan(opgrad.relu_grad, x, x, out=out)(x, x[::1], out=out)
+    assert bits(out) == bits(opgrad.relu_grad(x, x))
+    labels, loss, gradient = np.arange(6), np.empty((), np.float32), np.empty_like(x)
+    plan = opgrad.plan(opgrad.softmax_cross_entropy_loss_and_grad, x, labels, out=(loss, gradient))
+    plan(x, labels, out=(loss, gradient))
+    expected = opgrad.softmax_cross_entropy_loss_and_grad(x, labels)
+    assert bits(loss) == bits(expected[0])
+    assert bits(gradient) == bits(expected[1])
+
+
+def test_an_error_in_the_data_is_told(x):
+    labels, loss = np.full(6, 99), np.empty((), np.float32)
+    plan = opgrad.plan(opgrad.softmax_cross_entropy_loss_only, x, np.zeros(6, int), out=loss)
+    with pytest.raises(ValueError, match="labels"):
+        plan(x, labels, out=loss)
+
+
+def test_more_arrays_than_native_code_takes_one_by_one(x, rng):
+    operands = [rng.normal(size=SHAPE).astype(np.float32) for _ in range(9)]
+    chain = [post_ops.add(each) for each in operands]
+    plan, y = softmax_plan(SHAPE, "float32", post_ops=chain), np.empty_like(x)
+    plan(x, out=y)
+    assert bits(y) == bits(opgrad.softmax(x, post_ops=chain))
+    with pytest.raises(ValueError, match="out for y overlaps post_ops"):
+        plan(x, out=operands[3])
+
+
+def test_arrays_of_attributes_may_change(x, rng):
+    bias, other = rng.normal(size=(2, 50)).astype(np.float32)
+    where, y = rng.random(SHAPE) < 0.5, np.empty_like(x)
+    plan = softmax_plan(SHAPE, "float32", post_ops=[post_ops.mul(bias)], where=~where, dropout=Dropout(0.5, seed=1))
+    plan(x, out=y, operands=[other], where=where, seed=2, offset=3)
+    expected = opgrad.softmax(x, post_ops=[post_ops.mul(other)], where=where, dropout=Dropout(0.5, 2, 3))
+    assert bits(y) == bits(expected)
+    bias[:] = 0
+    assert not plan(x, out=y).any()
+
+
+def test_seeds_are_those_of_dropout(x):
+    plan, y = softmax_plan(SHAPE, "float32", dropout=Dropout(0.5)), np.zeros_like(x)
+    for seed in (-1, 2**64 - 1, 2**63, np.int32(7)):
+        plan(x, out=y, seed=seed, offset=seed)
+        assert bits(y) == bits(opgrad.softmax(x, dropout=Dropout(0.5, seed, seed)))
+    y[:] = 0
+    for wrong, error in ((1.5, TypeError), ("1", TypeError), (2**64, ValueError)):
+        with pytest.raises(error, match="seed is"):
+            plan(x, out=y, seed=wrong)
+    assert not y.any()
+
+
+def test_strides(x):
+    plan = softmax_plan(SHAPE, "float32", strides=(4, 24), out_strides=(400, 8))
+    memory = np.empty((6, 100), np.float32)
+    columns = np.asfortranarray(x)
+    plan(columns, out=memory[:, ::2])
+    assert bits(memory[:, ::2]) == bits(opgrad.softmax(columns))
+    with pytest.raises(ValueError, match=r"x has strides \(200, 4\), expected \(4, 24\), as planned"):
+        plan(x, out=memory[:, ::2])
+
+
+def test_in_place(x):
+    expected = opgrad.softmax(x)
+    softmax_plan(SHAPE, "float32")(x, out=x)
+    assert bits(x) == bits(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"x": np.zeros((6, 51), np.float32)}, ValueError, r"x has shape \(6, 51\), expected \(6, 50\), as planned"),
+        ({"x": np.zeros(SHAPE)}, TypeError, "x has dtype float64, expected float32, as planned"),
+        ({"x": [[0.0] * 50] * 6}, TypeError, "x is list, expected a NumPy array"),
+        ({"out": np.zeros((50, 6), np.float32)}, ValueError, r"out for y has shape \(50, 6\), expected \(6, 50\)"),
+        ({"out": np.zeros(SHAPE, np.float16)}, TypeError, "out for y has dtype float16, expected float32"),
+        ({"out": (np.zeros(SHAPE, np.float32),) * 2}, TypeError, "1 arrays and 2 for out, expected x and 1 for out"),
+        ({"where": np.ones(SHAPE, bool)}, ValueError, "where is given, but none is planned"),
+        ({"operands": [1.0]}, ValueError, "operands has 1 arrays, expected 0"),
+        ({"seed": 1}, ValueError, "seed is given, but no dropout is planned"),
+    ],
+)
+def test_refuses_what_is_not_as_planned(x, given, error, message):
+    plan, y = softmax_plan(SHAPE, "float32"), np.zeros_like(x)
+    arguments = {"x": x, "out": y} | given
+    with pytest.raises(error, match=message):
+        plan(arguments.pop("x"), **arguments)
+    assert not y.any()
+
+
+def test_refuses_a_read_only_out_and_an_overlap(x):
+    plan = softmax_plan((5, 50), "float32")
+    y = np.zeros((5, 50), np.float32)
+    y.flags.writeable = False
+    with pytest.raises(ValueError, match="out for y is read-only, expected a writable array"):
+        plan(x[:5], out=y)
+    with pytest.raises(ValueError, match="out for y overlaps x, expected x itself or separate memory"):
+        plan(x[:5], out=x[1:])
+
+
+def test_an_equal_dtype_that_is_another_object(x):
+    y, other = np.empty_like(x), np.dtype(np.float32).newbyteorder("=")
+    same = x.view(np.dtype(x.dtype.str, metadata={"from": "elsewhere"}))
+    assert other == x.dtype
+    softmax_plan(SHAPE, "float32")(same, out=y)
+    assert bits(y) == bits(opgrad.softmax(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: softmax_plan(SHAPE, "float32", axis=2), ValueError, "softmax: axis is 2"),
+        (lambda: softmax_plan(SHAPE, "int64"), TypeError, "softmax: x has dtype int64"),
+        (lambda: opgrad.plan(len, [1]), TypeError, "plan: function is .*, expected an operator of opgrad"),
+        (lambda: opgrad.plan(opgrad.relu, np.ones(3)), TypeError, "plan: relu has no out, expected an array"),
+    ],
+)
+def test_refuses_to_plan(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_tells_how():
+    chain = {"out_dtype": "int8", "post_ops": [post_ops.add(np.zeros((), np.float32))]}
+    plan = softmax_plan((6, 40), "float32", **chain)
+    assert plan.implementation == "fused, rows, float32"
+    assert plan.bytes_moved == 6 * 40 * 4 + 4 + 6 * 40
+    assert plan.scratch_bytes > 0
+    assert "softmax" in repr(plan)
+    assert softmax_plan(SHAPE, "float16").implementation == "softmax_rows"
+
+
+def test_several_threads_share_a_plan(rng):
+    shape = (200, 300)
+    plan = softmax_plan(shape, "float32", out_dtype="float16", result_scale=2.0)
+    inputs = [rng.normal(size=shape).astype(np.float32) for _ in range(4)]
+    outputs = [np.empty(shape, np.float16) for _ in inputs]
+
+    def work(x, y):
+        for _ in range(50):
+            plan(x, out=y)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(inputs, outputs, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for x, y in zip(inputs, outputs, strict=True):
+        assert bits(y) == bits(opgrad.softmax(x, out_dtype="float16", result_scale=2.0))

@@ -1,4 +1,4 @@
-"""The command `opgrad compile`: what it compiles need not be compiled again."""
+"""The command `opgrad compile`: what it compiles, also from examples, need not be compiled again."""
 
 import os
 import subprocess
@@ -9,15 +9,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from bench.cells import WORKLOADS
 from opgrad.cli import compile as compiling
 from opgrad.cli.app import app
+from opgrad.cli.examples.arguments import SHAPES, signature
 from opgrad.contract import FLOATS
+from opgrad.cpu.compiler import decorators
 from opgrad.cpu.compiler.cache import ObjectCache
 from opgrad.cpu.compiler.processors import PROCESSORS
 from opgrad.cpu.compiler.requests import Work
+from opgrad.cpu.plans import plan
 from opgrad.ops import graph_operators, operators
-
-pytestmark = pytest.mark.any_cpu
 
 DONE: list[str] = []
 SETS = Path(__file__).parents[2] / "examples"
@@ -46,6 +48,7 @@ def start(*words, environment=None):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.any_cpu
 def test_an_operator(tmp_path):
     cache = {"OPGRAD_CACHE_DIR": str(tmp_path / "made" / "here")}
     words = ("-m", "opgrad", "compile", "--ops", "relu", "--dtypes", "float32")
@@ -58,6 +61,7 @@ def test_an_operator(tmp_path):
     assert start("-c", CALL, environment=cache) == (0, "")
 
 
+@pytest.mark.any_cpu
 def test_an_artifact_set(tmp_path):
     status, text = start("-m", "opgrad", "compile", SETS / "digits", "--jobs", "1")
     assert status == 0, text
@@ -66,6 +70,7 @@ def test_an_artifact_set(tmp_path):
     assert status == 0, text
 
 
+@pytest.mark.any_cpu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -79,6 +84,7 @@ def test_unknown_names(words, message):
     assert result.output.startswith(message)
 
 
+@pytest.mark.any_cpu
 def test_a_cache_that_cannot_be_written(monkeypatch):
     monkeypatch.setattr(compiling, "object_cache", lambda: ObjectCache("environment", "/dev/null"))
     result = CliRunner().invoke(app, ["compile"])
@@ -86,6 +92,7 @@ def test_a_cache_that_cannot_be_written(monkeypatch):
     assert (result.exit_code, result.output) == (1, expected)
 
 
+@pytest.mark.any_cpu
 def test_no_artifact_set(tmp_path):
     status, text = start("-m", "opgrad", "compile", tmp_path, "--jobs", "1")
     assert (status, text.count("\n")) == (1, 1)
@@ -98,6 +105,7 @@ def only_in(process, done):
     DONE.append(done)
 
 
+@pytest.mark.any_cpu
 @pytest.mark.parametrize("processes", [1, 2])
 def test_work_is_done_here_where_a_process_ends(processes):
     DONE.clear()
@@ -105,6 +113,7 @@ def test_work_is_done_here_where_a_process_ends(processes):
     assert DONE == ["a", "b", "c"]
 
 
+@pytest.mark.any_cpu
 def test_all_operators_in_the_dtypes_they_take():
     names = [name for name, _ in compiling._work([], [], [])]
     for op in operators().values():
@@ -114,8 +123,22 @@ def test_all_operators_in_the_dtypes_they_take():
     assert len(names) == len(set(names))
 
 
+@pytest.mark.any_cpu
 def test_the_help_names_what_there_is():
     """It is written out, so that `--help` loads neither the operators nor the compiler."""
     text = CliRunner().invoke(app, ["compile", "--help"], env={"COLUMNS": "200"}).output
     assert ",".join(FLOATS) in text
     assert ", ".join(PROCESSORS) in text
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_examples_take_every_kernel_that_the_benchmark_takes(op, dtype, monkeypatch):
+    taken = set()
+    monkeypatch.setattr(decorators.Kernel, "task", lambda self, *key: taken.add((self, *map(tuple, key))) or 0)
+    compiling.compile_operator(op.name, dtype)
+    small = set(taken)
+    for workload in WORKLOADS[op.kind]:
+        options = dict(workload.attributes) | ({"indices": (workload.indices,)} if workload.indices else {})
+        plan(op, *signature(op, workload.shape, dtype, **options))
+    assert taken == small
+    assert len(SHAPES[op.kind]) > 1

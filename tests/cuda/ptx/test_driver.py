@@ -1,9 +1,7 @@
-"""The stand-in for the driver's library: Triton's own launcher runs on it, and what it is told of a kernel is checked.
-
-In a process of its own, because in that of the tests Triton may be an interpreter.
-"""
+"""The stand-in for the driver's library under Triton's own launcher, and a part of the CUDA tests on it."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -65,3 +63,27 @@ def test_a_missing_barrier(said):
 )
 def test_arguments_are_compared_with_what_was_compiled_for(said, wrong, message):
     assert message in said[wrong]
+
+
+TESTS = Path(__file__).parents[2]
+# On each architecture other kernels, those of most options: cp.async in long rows, clusters, pairs of float32.
+PARTS = {
+    80: "(test_regimes and long and rows) or (test_passes and 1025) or test_empty_arrays",
+    90: "(test_sizes and loss_and_grad) or (test_in_place and softmax_grad and not log) or cluster or wrong_labels",
+    100: "(test_regimes and few and rows) or (test_sizes and leaky_relu_grad) or (test_in_place and gather_grad)",
+}
+FILES = [
+    "cuda/test_grid.py", "cuda/test_primitive.py", "cuda/test_regimes.py", "cuda/test_sort.py", "libraries/test_cupy.py"
+]  # fmt: skip
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("architecture", PARTS)
+def test_kernels_run_from_their_ptx(architecture):
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += [*FILES, "-k", PARTS[architecture]]
+    given = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        command, cwd=TESTS, env=given | {"OPGRAD_PTX": str(architecture)}, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
