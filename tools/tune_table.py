@@ -73,8 +73,7 @@ class OfOpgrad:
 
 def write_base(tuner: Any, folder: Path) -> None:
     """Write the weights of all modules as floats, each into a file with its name in transformers."""
-    from opgrad.tune.dora import columns_of
-    from opgrad.tune.lora import Adapter, Lora, slices
+    from opgrad.tune.lora import Adapter, Lora, columns_of, slices
 
     folder.mkdir()
     for product in tuner.adapted.base.products:

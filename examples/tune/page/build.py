@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from opgrad.tune import Tuner
-from opgrad.tune.token_data import TokenData
+from opgrad.tune.examples import TokenData
 
 HERE = Path(__file__).parent
 BROWSER = HERE.parents[1] / "browser"

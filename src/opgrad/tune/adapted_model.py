@@ -1,8 +1,8 @@
 """A language model with adapters, or with weights that are trained: what it writes, and the files that it leaves."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,14 @@ from opgrad.training.engine.binding import run
 from opgrad.training.engine.trainer import session_options
 from opgrad.training.engine.training_graph import open_session
 from opgrad.training.files.rules import AdamWRule
-from opgrad.tune import outputs, peft, step_weights
-from opgrad.tune.dora import squared_norms
+from opgrad.training.make.checks import quantity
+from opgrad.tune import outputs, peft
 from opgrad.tune.generation import Writer
-from opgrad.tune.language.memory import Room, ends_of_layers, limit_of
-from opgrad.tune.language.model import WHO, LanguageModel
-from opgrad.tune.lora import Adapter, Lora, as_values, choose
+from opgrad.tune.language.model import LanguageModel
+from opgrad.tune.lora import Adapter, Lora, as_values, choose, slices, squared_norms
 from opgrad.tune.tasks import TRAIN_ON, TaskExamples, Write, task_of
-from opgrad.tune.tokenizer import Tokenizer, folder_of
-from opgrad.tune.trained_set import Setting, prepare, scoring
+from opgrad.tune.tokenizer import WHO, Tokenizer, folder_of
+from opgrad.tune.trained_set import Room, Setting, ends_of_layers, limit_of, prepare, scoring
 
 MAX_LENGTH = 2048  # tokens of an example
 
@@ -74,7 +73,7 @@ class AdaptedModel:
 
     def _read_adapter(self, folder: Path) -> None:
         if folder.is_file():
-            self.adapters, self.values = step_weights.read(folder, self.base, self.checksum)
+            self.adapters, self.values = peft.read_step_weights(folder, self.base, self.checksum)
             return
         if (folder / outputs.ABOUT).is_file():
             outputs.check_base(folder, self.checksum)
@@ -222,3 +221,97 @@ def model_file(path: Path) -> Path:
         return named if named in found else found[0]
     what = "no .onnx file" if not found else f"{len(found)} .onnx files and no model.onnx"
     raise FileNotFoundError(f"{WHO}: {path} has {what}, expected a folder with model.onnx and tokenizer.json")
+
+
+MEGABYTE = 10**6
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A product, or some columns of its result, with an adapter beside it.
+
+    name: the module's. role, layer, operator, bits: those of the product, see `opgrad.tune.language.Product`.
+    inputs, outputs: the sizes of the last axes. rank: of the adapter. numbers: how many it has.
+    """
+
+    name: str
+    role: str
+    layer: int
+    operator: str
+    bits: int
+    inputs: int
+    outputs: int
+    rank: int
+    numbers: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is trained of a language model.
+
+    adapters: where they are. trained: how many numbers are trained. numbers: how many the weights of products have.
+    base: the bytes of weights that stay as they are. rows, length: of a batch, length in tokens.
+    step: the bytes that a process takes for such a batch, as `--memory` estimates them. limit: the most that it shall
+        take: that of `--memory`, or a default.
+    again: the number of layers that are computed again in the backward part.
+    unreached: how many products do not reach the scores, and so are not trained.
+    """
+
+    adapters: list[Adapted]
+    trained: int
+    numbers: int
+    base: int
+    rows: int
+    length: int
+    step: int
+    limit: int
+    again: int
+    unreached: int
+
+    def facts(self) -> dict[str, str]:
+        """All of it but the adapters, in words."""
+        of_base = f"{self.trained / self.numbers:.2%} of the {self.numbers:,} in products" if self.numbers else ""
+        kept = f"for a limit of {megabytes(self.limit)}"
+        again = f"; {quantity(self.again, 'layer')} computed again {kept}" if self.again else ""
+        batch = f"{quantity(self.rows, 'row')} of up to {quantity(self.length, 'token')}"
+        lost = f"{quantity(self.unreached, 'product')} of the model do not reach the scores: it was exported wrongly"
+        return {
+            **({"warning": lost} if self.unreached else {}),
+            "trained": ", ".join(filter(None, (quantity(self.trained, "number"), of_base))),
+            "base": f"{megabytes(self.base)} of weights",
+            "memory": f"about {megabytes(self.step)} for a step of {batch}{again}",
+        }
+
+
+def megabytes(count: int) -> str:
+    """Bytes as megabytes, of 10^6 bytes as `--memory` tells them."""
+    return f"{count / MEGABYTE:,.{0 if count >= 10 * MEGABYTE else 2}f} MB"
+
+
+def adapted(adapters: Iterable[Adapter]) -> list[Adapted]:
+    """Where adapters are."""
+    found = []
+    for each in adapters:
+        product = each.product
+        role = next(role for module, role, _ in slices(product) if module == each.name)
+        numbers = each.lora.rank * (product.inputs + each.outputs) + each.lora.dora * each.outputs
+        found.append(Adapted(each.name, role, product.layer, product.op, product.bits, product.inputs, each.outputs,
+                             each.lora.rank, numbers))  # fmt: skip
+    return found
+
+
+def summary(model: AdaptedModel, rows: int, length: int) -> Summary:
+    """What is trained of a model with batches of so many rows and tokens.
+
+    Raises what `AdaptedModel.setting` raises, whose graphs it has made.
+    """
+    setting = model.setting(rows, length)
+    plan = setting.plan
+    assert plan is not None
+    weights = {model.base.place_of(each.weight): each.inputs * each.outputs for each in model.base.products}
+    trained = sum(each.size for each in setting.artifacts.trainable.values())
+    return Summary(
+        adapters=adapted(model.adapters), trained=trained, numbers=sum(weights.values()), base=plan.base, rows=rows,
+        length=length, step=plan.bytes, limit=plan.limit.bytes, again=len(plan.segments),
+        unreached=model.base.unreached,
+    )  # fmt: skip

@@ -1,21 +1,37 @@
-"""Low-rank adapters (LoRA): what they are asked to be, and which products of a model get them."""
+"""Low-rank adapters (LoRA): what they are asked to be, which products get them, and the nodes that compute them.
+
+With DoRA they also learn the length of each column of a weight, m:
+y = (x · W + x · A · B · scale) · m / |W + A · B · scale|, where the norm of each column counts as a constant for
+gradients. |w + a b|² = |w|² + 2 b · (aᵀ w) + b · (aᵀ a) b: of W the training graph needs the norms and a product with
+Aᵀ alone, so that W stays as it lies.
+"""
 
 import math
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto
 
 from opgrad.base.arguments import ArgumentError, naming
+from opgrad.onnx.graph.facts import facts_of
+from opgrad.onnx.graph.formulas import GraphBody, Value
+from opgrad.onnx.graph.messages import keep, opset_of
+from opgrad.onnx.graph.nodes import attributes_of, names_in, rename, rename_inputs
+from opgrad.ops.quantized import floats_of
+from opgrad.training.files.tensor_values import Held, array_of
 from opgrad.training.make.checks import listed, near
 from opgrad.training.make.patterns import fits
-from opgrad.tune.language.model import WHO, LanguageModel
+from opgrad.tune.language.model import LanguageModel, attributes_of_nbits
 from opgrad.tune.language.products import TABLES, WeightProduct
 from opgrad.tune.options import parsed, require
+from opgrad.tune.tokenizer import WHO
 
 ATTENTION = ("q", "k", "v", "o", "qkv")  # roles of the products that get adapters by default
 LINEAR = "all-linear"  # a target: every product of layers
@@ -210,3 +226,201 @@ def module_of(product: WeightProduct) -> str:
 def as_values(loras: Sequence[Lora]) -> list[Mapping[str, Any]]:
     """Adapters' options as plain values, for JSON."""
     return [asdict(each) for each in loras]
+
+
+COLUMNS = 64  # that are unpacked at once
+FLOATS = ("MatMul", "Gemm", "FusedMatMul")
+
+
+def squared_norms(base: LanguageModel, adapter: Adapter, added: np.ndarray | None = None) -> np.ndarray:
+    """The squared norm of each column of the weight to which an adapter adds, float64 [outputs].
+
+    added: what is added to the weight before, [inputs, outputs].
+    Raises NotImplementedError for a weight that is no float tensor and none of MatMulNBits.
+    """
+    norms = np.empty(adapter.outputs)
+    for start, columns in columns_of(base, adapter):
+        place = slice(start, start + len(columns))
+        whole = columns if added is None else columns + added[:, place].T
+        np.einsum("oi,oi->o", whole, whole, out=norms[place])
+    return norms
+
+
+def factors(base: LanguageModel, adapter: Adapter, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What the results of an adapter's product are multiplied with, float64 [outputs]."""
+    low = values[adapter.a].astype(np.float64) @ values[adapter.b] * adapter.lora.scale
+    return np.asarray(values[adapter.magnitude] / np.sqrt(squared_norms(base, adapter, low)))
+
+
+def bias_of(node: onnx.NodeProto) -> str:
+    """The name of what a product's node adds to its result; "" if there is nothing."""
+    place = facts_of(node).bias
+    bias = node.input[place] if place and place < len(node.input) else ""
+    if bias and attributes_of(node).get("beta", 1.0) != 1:
+        raise NotImplementedError(f"{WHO}: {node.op_type} (node {node.name!r}) has a beta, beside which is no DoRA")
+    return bias
+
+
+def columns_of(base: LanguageModel, adapter: Adapter) -> Iterator[tuple[int, np.ndarray]]:
+    """Some columns of a weight at a time, as rows of float64, each time with the number of the first."""
+    held = {each.name: each for each in base.model.graph.initializer} | dict(base.values)
+    node = next(node for node in base.model.graph.node if adapter.product.output in node.output)
+    packed = attributes_of_nbits(node) if node.op_type == "MatMulNBits" else None
+    plain = node.op_type in FLOATS and adapter.product.trainable
+    if packed is None and not plain:
+        raise NotImplementedError(
+            f"{WHO}: {adapter.product.op} (node {node.name!r}) has no weight of floats or of MatMulNBits, beside which "
+            "DoRA is done"
+        )
+    for first in range(adapter.first, adapter.last, COLUMNS):
+        last = min(first + COLUMNS, adapter.last)
+        if packed is not None:
+            yield first - adapter.first, _unpacked(node, held, packed, first, last)
+            continue
+        given, weight = attributes_of(node), array_of(held[adapter.product.weight])
+        part = weight[first:last] if given.get("transB") else weight[:, first:last].T
+        yield first - adapter.first, part.astype(np.float64) * given.get("alpha", 1.0)
+
+
+def _unpacked(
+    node: onnx.NodeProto, held: Mapping[str, Held], packed: Mapping[str, int], first: int, last: int
+) -> np.ndarray:
+    """Some columns of the weight of MatMulNBits, which are rows of its bytes."""
+    found = [array_of(held[name]) if name in held else None for name in (*node.input[1:5], "", "", "")[:4]]
+    b, scales, zeros, groups = found
+    assert b is not None
+    assert scales is not None
+    rows, given = packed["N"], {**packed, "N": last - first, "row_block": 1, "transB": True}
+    b, scales, zeros = (
+        None if each is None else np.ascontiguousarray(each.reshape(rows, -1)[first:last])
+        for each in (b, scales, zeros)
+    )
+    assert b is not None
+    assert scales is not None
+    return floats_of(b, scales.astype(np.float32), zeros, groups, given, False, packed["zero_point"])
+
+
+DRAW = "draw"  # an input, int64 [1]
+
+
+class _AdapterWriter:
+    """Writes the nodes of adapters. scaled, seed, drawn: see `insert`."""
+
+    def __init__(self, model: onnx.ModelProto, scaled: bool, seed: int | None, drawn: bool):
+        self.body = GraphBody(opset_of(model), names_in(model.graph))
+        self._scaled, self._seed, self._drawn = scaled, seed, drawn
+
+    def _value(self, name: str) -> Value:
+        """A value of the graph, in float32 where it is scaled here."""
+        return Value(self.body, name, TensorProto.FLOAT)
+
+    def addend(self, adapter: Adapter, node: onnx.NodeProto) -> Value:
+        """What an adapter adds to the result of its product's node."""
+        body, x, a = self.body, self._value(adapter.product.input), self._value(adapter.a)
+        op = "Conv" if adapter.product.op == "Conv" else "MatMul"
+        if self._seed is not None and adapter.lora.dropout and not adapter.is_table:
+            x = self._dropout(x, adapter, self._seed)
+        if adapter.is_table:
+            low = body.node("Gather", a, x)
+        else:
+            low = body.node(op, x, a, **(attributes_of(node) if op == "Conv" else {}))
+        if not self._scaled and adapter.lora.scale != 1:
+            low *= adapter.lora.scale
+        return body.node(op, low, self._value(adapter.b))
+
+    def adapted(self, adapter: Adapter, node: onnx.NodeProto, part: Value) -> Value:
+        """What an adapter makes of the columns of a product's result to which it adds."""
+        self.body.scope(f"{adapter.name}.lora")
+        low = self.addend(adapter, node)
+        if not adapter.lora.dora:
+            return part + low
+        factor = self._value(adapter.magnitude) if self._scaled else self._factor(adapter, node)
+        if not (name := bias_of(node)):
+            return (part + low) * factor
+        bias = self._columns(self._value(name), adapter, -1)
+        return (part - bias + low) * factor + bias
+
+    def _factor(self, adapter: Adapter, node: onnx.NodeProto) -> Value:
+        """The lengths of columns over the norms that they have; see `dora`."""
+        assert adapter.norms is not None
+        a, b = self._value(adapter.a), self._value(adapter.b)
+        rows, scale = a.transpose(1, 0), adapter.lora.scale
+        weight = map(self._value, node.input[1 : facts_of(node).bias])
+        crossed = self.body.node(node.op_type, rows, *weight, domain=node.domain, **attributes_of(node))
+        crossed = self._columns(crossed, adapter, 1)
+        own = self.body.node("MatMul", self.body.node("MatMul", rows, a), b)
+        total = (b * (own * scale + (crossed + crossed))).sum([0], keepdims=False)
+        norm = (total * scale + self.body.constant(adapter.norms.astype(np.float32))).apply("Sqrt")
+        return self._value(adapter.magnitude) / self.body.microsoft("StopGradient", norm)
+
+    @staticmethod
+    def _columns(value: Value, adapter: Adapter, axis: int) -> Value:
+        """The columns of an adapter."""
+        whole = adapter.outputs == adapter.product.outputs
+        return value if whole else value.slice(adapter.first, adapter.last, axis)
+
+    def _dropout(self, x: Value, adapter: Adapter, seed: int) -> Value:
+        """x with some elements dropped; which ones differs from adapter to adapter and from run to run."""
+        body, own = self.body, zlib.crc32(f"{seed} {adapter.name}".encode())
+        ratio = body.constant(np.array(adapter.lora.dropout, np.float32))
+        if self._drawn:
+            drawn = Value(body, DRAW, TensorProto.INT64) + body.constant(np.array([own]))
+            return body.microsoft("DropoutTraining", x, drawn, ratio)
+        return body.node("Dropout", x, ratio, body.constant(np.array(True)), seed=own)
+
+    def total(self, adapters: list[Adapter], node: onnx.NodeProto) -> Value:
+        """The sum of a product's result and of what its adapters add to all columns, or each to some of them."""
+        result, columns = self._value(adapters[0].product.output), adapters[0].product.outputs
+        if adapters[0].outputs == columns:
+            return self.adapted(adapters[0], node, result)
+        bounds = sorted({0, columns, *(each.first for each in adapters), *(each.last for each in adapters)})
+        self.body.scope(f"{result.name}.lora")
+        sizes = self.body.ints(np.diff(bounds).tolist())
+        parts = self.body.nodes_of("Split", len(bounds) - 1, result, sizes, axis=-1)
+        for adapter in adapters:
+            index = bounds.index(adapter.first)
+            parts[index] = self.adapted(adapter, node, parts[index])
+        return self.body.concat(*parts, axis=-1)
+
+
+def insert(
+    model: onnx.ModelProto, adapters: Iterable[Adapter], scaled: bool = False, seed: int | None = None,
+    drawn: bool = False,
+) -> None:  # fmt: skip
+    """Let the readers of each product's result read the sum of it and of what its adapters compute.
+
+    Where the result is an output of the graph, the sum takes its name, and the result gets another one.
+    model: changed. scaled: whether B holds the scale, and the lengths of columns are factors. seed: of dropout; None:
+    without it. drawn: whether a number that is an input of the graph, `draw`, decides what is dropped, beside the seed;
+    else each run drops something else.
+    The factors A and B are not added, only read.
+    """
+    graph, writer = model.graph, _AdapterWriter(model, scaled, seed, drawn)
+    made, body = dict[str, tuple[str, list[onnx.NodeProto]]](), writer.body
+    nodes = {node.output[0]: node for node in graph.node if node.output}
+    for output, group in groupby(adapters, key=lambda each: each.product.output):
+        if output not in nodes:
+            raise ValueError(f"{WHO}: the model has no value {output!r}, to which an adapter would be added")
+        total = writer.total(list(group), nodes[output])
+        made[output], body.nodes = (total.name, body.nodes), []
+    graph.initializer.extend(body.initializers)
+    _redirect(graph, made)
+    names: dict[str, str] = {}
+    for output in (each.name for each in graph.output if each.name in made):
+        names |= {made[output][0]: output, output: body.free(f"{output}.base")}
+    for node in graph.node:
+        rename(node, names)
+
+
+def _redirect(graph: onnx.GraphProto, made: Mapping[str, tuple[str, list[onnx.NodeProto]]]) -> None:
+    """Put new nodes behind those whose results they read, and let other nodes read the new results."""
+    names = {old: new for old, (new, _) in made.items()}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        rename_inputs(node, names)
+        nodes.append(node)
+        for output in filter(made.__contains__, node.output):
+            for own in made[output][1]:
+                rename_inputs(own, {old: new for old, new in names.items() if old != output})
+                nodes.append(own)
+    keep(graph.node, nodes)

@@ -1,4 +1,4 @@
-"""Adapters in the files of PEFT: adapter_config.json, and adapter_model.safetensors, whose matrices are transposed."""
+"""Adapters in files: of PEFT, whose matrices are transposed, and the weights that clients of an exported step write."""
 
 import json
 import math
@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.base.reading import read_regular
+from opgrad.base.reading import json_object, read_regular
 from opgrad.base.writing import new_file
 from opgrad.training.files import safetensors
 from opgrad.training.files.checkpoint_tables import Damaged
+from opgrad.training.files.weights import decode
 from opgrad.training.make.checks import listed
-from opgrad.tune.language.model import WHO, LanguageModel
+from opgrad.tune.language.model import LanguageModel
 from opgrad.tune.lora import Adapter, Lora, choose, modules, slices
-from opgrad.tune.tokenizer import read_json
+from opgrad.tune.tokenizer import WHO, read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -308,3 +309,33 @@ def _values(adapters: Iterable[Adapter], tensors: Mapping[str, np.ndarray], fold
                 )
             values[name] = np.array(found, np.float32, order="C")
     return values
+
+
+def read_step_weights(path: Path, base: LanguageModel, checksum: str) -> tuple[list[Adapter], dict[str, np.ndarray]]:
+    """The adapters in a weights file, for a base, and their values.
+
+    checksum: the base's. Raises ValueError for a damaged file, one of another base, or one that has no adapters.
+    """
+    try:
+        held = decode(read_regular(path))
+    except Damaged as damage:
+        raise ValueError(f"{WHO}: {path} {damage}") from None
+    about = json_object(held.tune or "{}", f"{WHO}: metadata tune of {path}")
+    if not about.get("modules"):
+        raise ValueError(f"{WHO}: {path} has no adapters, expected the weights of a step that trains some")
+    if about.get("base_sha256") != checksum:
+        was = str(about.get("base_sha256"))[:16]
+        raise ValueError(f"{WHO}: {path} is of another base: it names {was}…, and the model is {checksum[:16]}…")
+    adapters = choose(base, _loras(about, path))
+    shapes = {name: shape for each in adapters for name, shape in each.shapes.items()}
+    if {name: each.shape for name, each in held.trainable.items()} != shapes:
+        raise ValueError(f"{WHO}: {path} is damaged, its tensors are not those of the adapters that it names")
+    return adapters, {name: np.array(held.trainable[name], np.float32) for name in shapes}
+
+
+def _loras(about: Mapping[str, Any], path: Path) -> list[Lora]:
+    """What the adapters are."""
+    try:
+        return [Lora(**each) for each in about["lora"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{WHO}: {path} is damaged, its adapters are no adapters: {error}") from None

@@ -1,26 +1,278 @@
 """`Tuner`: it fine-tunes a language model of ONNX, writes what was trained, and writes texts with it."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import math
+import platform
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from opgrad.base.arguments import naming
+from opgrad.base.reading import json_object
+from opgrad.base.writing import new_file, staged
+from opgrad.onnxruntime.exact_products import note
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.export import export_step
 from opgrad.training.export.export import Exported
+from opgrad.training.files.checkpoint import read_checkpoint
+from opgrad.training.run import job
+from opgrad.training.run.figures import FILE as FIGURES
 from opgrad.training.run.figures import check_loggers
-from opgrad.training.run.fit import Progress
+from opgrad.training.run.fit import Fit, Progress
+from opgrad.training.run.metrics import best_epoch
+from opgrad.training.run.plot import plot_losses
 from opgrad.training.run.recipe import Recipe
-from opgrad.tune import fitting
-from opgrad.tune.adapted_model import MAX_LENGTH, AdaptedModel
-from opgrad.tune.language.model import WHO
+from opgrad.training.run.state import BEST, LAST, Resumption, RunState
+from opgrad.tune import outputs
+from opgrad.tune.adapted_model import MAX_LENGTH, AdaptedModel, summary
+from opgrad.tune.examples import RowData, Told
 from opgrad.tune.lora import Adapter, Lora
-from opgrad.tune.tasks import TRAIN_ON, Write
+from opgrad.tune.tasks import TRAIN_ON, TaskExamples, Write
+from opgrad.tune.tokenizer import WHO
+
+PROPERTY = "opgrad.tune"  # of a checkpoint: what identifies the fine-tuning
+SAMPLE = 40  # tokens of a sample
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The results of a fine-tuning.
+
+    state: the settings, and the metrics of every epoch. batch_losses: for each epoch of this run the loss of every
+    batch. told: what was done with the examples. rows, validation_rows: how many examples were trained on and
+    validated with. output: the folder. files: the names of the files that make the result.
+    trained: how many numbers were trained. samples: for each epoch, prompts with the texts behind them.
+    processes: how many trained together. figures: of the validation examples by the task's measures, before the
+    training and with what was written; the first is None in a run that was resumed.
+    has_perplexity: whether the loss is that of tokens, whose perplexity is exp of it.
+    """
+
+    state: RunState
+    batch_losses: list[list[float]]
+    told: Told
+    rows: int
+    validation_rows: int
+    output: Path
+    files: tuple[str, ...]
+    trained: int
+    samples: list[dict[str, str]]
+    processes: int = 1
+    figures: Mapping[str, tuple[float | None, float]] = field(default_factory=dict)
+    has_perplexity: bool = True
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The number of the epoch whose values were written; None without validation."""
+        return best_epoch(self.state.history)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of training examples through forward, backward and optimizer."""
+        rows = self.rows * len(self.state.history)
+        each = self.told.tokens / self.told.used
+        return rows * each / self.state.all_seconds if self.state.all_seconds else math.nan
+
+    def perplexities(self) -> list[float | None]:
+        """The perplexity of the validation examples, exp of their loss, before the first epoch and after each."""
+        losses = [self.state.initial_loss, *(each.validation_loss for each in self.state.history)]
+        if not self.has_perplexity:
+            return []
+        return [None if loss is None else _exp(loss) for loss in losses]
+
+    def metrics(self) -> dict[str, Any]:
+        """The run as plain values, for JSON."""
+        return {
+            "settings": asdict(self.state.recipe),
+            "trained_numbers": self.trained,
+            "examples": asdict(self.told),
+            "train_rows": self.rows,
+            "validation_rows": self.validation_rows,
+            "epochs": [asdict(each) for each in self.state.history],
+            "initial_validation_loss": self.state.initial_loss,
+            "perplexities": self.perplexities(),
+            "figures": dict(self.figures),
+            "best_epoch": self.best_epoch,
+            "tokens_per_second": self.tokens_per_second,
+            "seconds": self.state.all_seconds,
+            "samples": self.samples,
+            "threads": self.state.threads,
+            "processes": self.processes,
+            "versions": {
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                "onnxruntime": onnxruntime.__version__,
+            },
+        }
+
+
+def _exp(loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+class Fitting:
+    """A fine-tuning of a model on examples; the arguments are those of `Tuner.fit`.
+
+    held: other examples, which validate. log: shows a line about the run.
+    samples: for each epoch, prompts with the texts after them.
+    """
+
+    def __init__(
+        self, model: AdaptedModel, examples: TaskExamples, held: TaskExamples | None, recipe: Recipe, output: Path,
+        train_on: str, processes: OneProcess, log: Callable[[str], None],
+    ):  # fmt: skip
+        self._model, self._examples, self._held, self._recipe, self._output = model, examples, held, recipe, output
+        self._processes, self._log = processes, log
+        self._identity = model.identity(examples, held, train_on)
+        self.samples: list[dict[str, str]] = []
+
+    def run(self, prompts: Sequence[str], progress: Progress, resume: bool, loggers: Sequence[str]) -> Tuned:
+        """Train, and write the results. prompts: what is written on after each epoch. loggers: of `LOGGERS`."""
+        model, recipe, processes = self._model, self._recipe, self._processes
+        training, validation = split(model, self._examples, recipe)
+        for line in notes(self._examples.told, model.max_length):
+            self._log(line)
+        if self._held is not None:
+            validation = model.task.rows(model, self._held, recipe.batch_size)
+            for line in notes(self._held.told, model.max_length):
+                self._log(f"validation: {line}")
+        if inexact := note(model.base.model):
+            self._log(f"note: {inexact}")
+        resumption = self._resumption() if resume else None
+        rows, lengths = zip(*(each.shape() for each in (training, validation) if each is not None), strict=True)
+        shape = max(rows), max(lengths)
+        setting = model.setting(*shape, max(each.form for each in (self._examples, self._held) if each is not None))
+        for line in setting.notes:
+            self._log(f"note: {line}")
+        for name, fact in summary(model, *shape).facts().items():
+            self._log(f"{name}: {fact}")
+        data = zlib.crc32(self._identity.encode(), zlib.crc32(training.chosen.tobytes()))
+        given = setting.artifacts, recipe, training, data, resumption, processes
+        trainer, state = job.begin(*given, patterns=False, kind=model.task.trainer(model))
+        model.use(trainer.parameters)
+        processes.on_first(lambda: self._try_output(resumption))
+        if state.initial_loss is None and validation is not None:
+            state.initial_loss = trainer.evaluate(validation, recipe.batch_size).loss
+        properties = {PROPERTY: self._identity}
+        what = trainer, training, validation, state, self._output, properties, processes, recipe.batch_size, loggers
+        fit = Fit(*what)
+        tokens = self._examples.told.tokens / len(self._examples)
+
+        def shown(done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
+            progress(done, total, loss, validation_loss, speed * tokens)
+            if prompts and processes.is_first and not done % training.rows:
+                self._sample(done // training.rows, prompts)
+
+        before = {} if resume else self._figures(validation)
+        fit.run(shown)
+        return self._finished(fit, validation, before)
+
+    def _resumption(self) -> Resumption:
+        """The checkpoint to go on from. Raises FileNotFoundError, and ValueError for one of another fine-tuning."""
+        path = self._output / LAST
+        if not path.is_file():
+            raise FileNotFoundError(f"{WHO}: there is no {path} to go on from")
+        found = Resumption.read(path, may_be_done=False)
+        noted = str(found.properties.get(PROPERTY, "{}"))
+        before, now = json_object(noted, f"{WHO}: property {PROPERTY} of {path}"), json.loads(self._identity)
+        for name in dict.fromkeys([*now, *before]):
+            was, value = before.get(name), now.get(name)
+            if was != value:
+                raise ValueError(f"{WHO}: {path} is of another fine-tuning: {name} was {was!r}, and is {value!r}")
+        return found
+
+    def _try_output(self, resumption: Resumption | None) -> None:
+        """Make the folder, and what will be written there, and drop it: what cannot be made fails before the training.
+
+        The base's files are not copied on trial: there must be room for them.
+        """
+        model = self._model
+        job.make_folder(self._output, resumption)
+        outputs.check_space(model.base, self._output)
+        model.task.try_output(model, self._output)
+
+    def _sample(self, epoch: int, prompts: Sequence[str]) -> None:
+        texts = {prompt: self._model.write(prompt, SAMPLE) for prompt in prompts}
+        self.samples.append(texts)
+        for prompt, text in texts.items():
+            self._log(f"after epoch {epoch}: {prompt!r} → {text!r}")
+
+    def _figures(self, validation: RowData | None) -> Mapping[str, float]:
+        """The task's figures of the present model, on the first process."""
+        if validation is None:
+            return {}
+        return self._processes.on_first(lambda: self._model.task.figures(self._model, validation)) or {}
+
+    def _finished(self, fit: Fit, validation: RowData | None, before: Mapping[str, float]) -> Tuned:
+        """Write the results, on the first process alone. before: the task's figures of the model as it was."""
+        trainer, output, processes = fit.trainer, self._output, self._processes
+        run = Tuned(
+            state=fit.state, batch_losses=fit.batch_losses, told=self._examples.told, rows=fit.training.rows,
+            validation_rows=validation.rows if validation else 0, output=output, files=(),
+            trained=sum(each.size for each in trainer.artifacts.trainable.values()), samples=self.samples,
+            processes=processes.size, has_perplexity=self._model.task.PERPLEXITY,
+        )  # fmt: skip
+
+        def write() -> tuple[str, ...]:
+            with job.parameters_kept(output):
+                return (*self._model.save(output, {"run": run.metrics()}), *_write_figures(run))
+
+        if run.best_epoch is not None:
+            trainer.restore(processes.on_first(lambda: read_checkpoint(output / BEST)) or trainer.checkpoint())
+        after = self._figures(validation)
+        run = replace(run, figures={name: (before.get(name), value) for name, value in after.items()})
+        return replace(run, files=processes.on_first(write) or ())
+
+
+def ignore(*_: Any) -> None:
+    """Show nothing."""
+
+
+def split(model: AdaptedModel, examples: TaskExamples, recipe: Recipe) -> tuple[RowData, RowData | None]:
+    """The training and the validation examples."""
+    every = model.task.rows(model, examples, recipe.batch_size)
+    rows = recipe.validation_rows(every.rows)
+    return every.split(rows, recipe.split_seed) if rows else (every, None)
+
+
+def notes(told: Told, max_length: int) -> list[str]:
+    """What was done with the examples, in words."""
+    learned = f", of which {told.trained:,} are learned" if told.trained < told.tokens else ""
+    found = [f"{told.used:,} examples with {told.tokens:,} tokens{learned}"]
+    if told.cut:
+        found.append(
+            f"{told.cut:,} of {told.lines:,} examples are longer than {max_length:,} tokens and were cut; the longest "
+            f"has {told.longest:,}: a larger max length keeps them whole, if the model takes more"
+        )
+    if told.endless:
+        found.append(
+            f"{told.endless:,} of {told.lines:,} examples have no token to learn that ends a text, as the tokenizer's "
+            "files name it: the model does not learn to stop there"
+        )
+    if told.bad:
+        shown = "; ".join(told.reasons)
+        found.append(f"{told.bad:,} of {told.lines:,} examples are wrong and were left out, such as: {shown}")
+    if told.empty:
+        found.append(f"{told.empty:,} of {told.lines:,} examples have no token to learn from and were left out")
+    return found
+
+
+def _write_figures(run: Tuned) -> tuple[str, ...]:
+    """Write the picture of the loss and the figures of the run."""
+    with staged(run.output) as folder:
+        plot_losses(
+            run.state.history, run.batch_losses, None, f"{run.output.resolve().name}: loss", folder / "loss.png"
+        )
+        new_file(folder / "metrics.json", (json.dumps(run.metrics(), indent=1) + "\n").encode())
+    return ("loss.png", "metrics.json", "metrics.csv", FIGURES, LAST)
 
 
 class Tuner:
@@ -72,7 +324,7 @@ class Tuner:
         skip_bad: bool = False, samples: Sequence[str] = (), progress: Progress | None = None,
         log: Callable[[str], None] | None = None, resume: bool = False, processes: OneProcess | None = None,
         validation: float | str | PathLike[str] | None = None, loggers: Sequence[str] = (), **settings: Any,
-    ) -> "fitting.Tuned":  # fmt: skip
+    ) -> "Tuned":  # fmt: skip
         """Train on the examples of a file, and write what was trained into a folder.
 
         data: a file or a folder of files; see `TokenExamples`. train_on: "assistant", "last" or "all".
@@ -99,8 +351,8 @@ class Tuner:
         with together.failing_together():
             examples = self.adapted.examples(data, train_on, skip_bad)
             held = None if other is None else self.adapted.examples(other, train_on, skip_bad)
-            what = self.adapted, examples, held, recipe, Path(output), train_on, together, log or fitting.ignore
-            return fitting.Fitting(*what).run(samples, progress or fitting.ignore, resume, loggers)
+            what = self.adapted, examples, held, recipe, Path(output), train_on, together, log or ignore
+            return Fitting(*what).run(samples, progress or ignore, resume, loggers)
 
     @naming(WHO)
     def write(

@@ -13,10 +13,9 @@ from opgrad.onnx.graph.messages import copied, keep
 from opgrad.onnx.graph.nodes import rename
 from opgrad.training.files import safetensors
 from opgrad.training.make.selection import torn_note
-from opgrad.tune import Tuner, deployed, peft
-from opgrad.tune.insertion import insert
+from opgrad.tune import Tuner, outputs, peft
 from opgrad.tune.language.model import read
-from opgrad.tune.lora import Lora, choose
+from opgrad.tune.lora import Lora, choose, insert
 from opgrad.tune.outputs import write_tuned
 
 SIZE = 5 + len(WORDS)
@@ -105,10 +104,10 @@ def test_all_forms_compute_the_same(base):
     """As inputs, as nodes with values, and merged into the weights; without values the base is as it was."""
     adapters = choose(base, [Lora(3, 5.0, "all-linear"), Lora(2, 8.0, "embed_tokens", rslora=True)])
     values = values_of(adapters)
-    with_inputs = deployed.with_inputs(base, adapters)
+    with_inputs = outputs.with_inputs(base, adapters)
     np.testing.assert_array_equal(scores(with_inputs, TOKENS), scores(base.source, TOKENS))
-    given = scores(with_inputs, TOKENS, deployed.scaled(base, adapters, values))
-    model, held = deployed.merged(base, adapters, values)
+    given = scores(with_inputs, TOKENS, outputs.scaled(base, adapters, values))
+    model, held = outputs.merged(base, adapters, values)
     np.testing.assert_allclose(scores(with_values(model, held), TOKENS), given, rtol=1e-4, atol=1e-4)
     assert np.abs(given - scores(base.source, TOKENS)).max() > 0.1
 
@@ -136,13 +135,13 @@ def all_forms(file, loras):
     base = read(file)
     adapters = choose(base, loras)
     values, plain = values_of(adapters), scores(onnx.load(file), TOKENS)
-    with_inputs = deployed.with_inputs(base, adapters)
+    with_inputs = outputs.with_inputs(base, adapters)
     np.testing.assert_array_equal(scores(with_inputs, TOKENS), plain)
     trained = copied(base.model)
     trained.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
     insert(trained, adapters)
-    given = scores(with_inputs, TOKENS, deployed.scaled(base, adapters, values))
-    merged = with_values(*deployed.merged(base, adapters, values))
+    given = scores(with_inputs, TOKENS, outputs.scaled(base, adapters, values))
+    merged = with_values(*outputs.merged(base, adapters, values))
     np.testing.assert_allclose(scores(merged, TOKENS), given, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(scores(trained, TOKENS), given, rtol=1e-4, atol=1e-4)
     assert np.abs(given - plain).max() > 0.1
@@ -223,7 +222,7 @@ def test_slices_of_a_packed_product(tmp_path, base):
         assert [each.name for each in plain] == [each.name for each in sliced]
         values = values_of(plain)
         results = [
-            scores(deployed.with_inputs(each, adapters), TOKENS, deployed.scaled(each, adapters, values))
+            scores(outputs.with_inputs(each, adapters), TOKENS, outputs.scaled(each, adapters, values))
             for each, adapters in ((base, plain), (other, sliced))
         ]
         np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-4)
@@ -240,7 +239,7 @@ def test_files_of_onnxruntime_and_of_peft(tmp_path, base):
     adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
     adapter.Load(str(tmp_path / "tuned" / "adapter.onnx_adapter"))
     options.add_active_adapter(adapter)
-    expected = scores(deployed.with_inputs(base, adapters), TOKENS, deployed.scaled(base, adapters, values))
+    expected = scores(outputs.with_inputs(base, adapters), TOKENS, outputs.scaled(base, adapters, values))
     np.testing.assert_array_equal(session.run(["logits"], {"input_ids": TOKENS}, options)[0], expected)
     again, read_values = peft.read(tmp_path / "tuned", base)
     assert [each.name for each in again] == [each.name for each in adapters]

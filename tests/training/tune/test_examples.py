@@ -14,13 +14,11 @@ from language_models import TEMPLATE, WORDS, make_folder, write_lines
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from opgrad.tune import chat, lines
 from opgrad.tune import examples as token_examples
-from opgrad.tune.chat import ChatTemplate
-from opgrad.tune.examples import TokenExamples
-from opgrad.tune.fitting import notes
-from opgrad.tune.token_data import MULTIPLE, TokenData
-from opgrad.tune.tokenizer import Tokenizer
+from opgrad.tune import lines
+from opgrad.tune.examples import MULTIPLE, TokenData, TokenExamples
+from opgrad.tune.tokenizer import ChatTemplate, Tokenizer
+from opgrad.tune.tuner import notes
 
 CHAT = {
     "messages": [
@@ -525,7 +523,7 @@ def test_memory_of_constants_is_limited():
 
 
 def test_time_of_a_template_is_limited(monkeypatch):
-    monkeypatch.setattr(chat, "SECONDS", 1)
+    monkeypatch.setattr("opgrad.tune.tokenizer.SECONDS", 1)
     found = template(
         "{% if messages[0].content == 'long' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
         "{% endfor %}{% endif %}done"

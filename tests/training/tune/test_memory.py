@@ -11,9 +11,9 @@ from onnx import TensorProto, helper, numpy_helper
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files import tensor_values
 from opgrad.tune import Tuner
-from opgrad.tune.language import memory as plans
-from opgrad.tune.language.memory import Limit, Room, ends_of_layers, limit_of, plan, step_bytes
+from opgrad.tune import trained_set as plans
 from opgrad.tune.language.model import read
+from opgrad.tune.trained_set import Limit, Room, ends_of_layers, limit_of, plan, step_bytes
 
 
 def chain(lengths):

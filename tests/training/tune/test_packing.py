@@ -11,7 +11,7 @@ pytest.importorskip("tokenizers")
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.run.recipe import Recipe
 from opgrad.tune import Tuner
-from opgrad.tune.fitting import split
+from opgrad.tune.tuner import split
 
 TEXTS = ["the cat sees a red tree .", "hello", "what is small ?", "i am a bird . you are the dog .", "who are you"]
 

@@ -13,9 +13,8 @@ from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files import tensor_values
 from opgrad.training.files.rules import AdamWRule
 from opgrad.tune import Tuner
-from opgrad.tune.language.memory import ends_of_layers
 from opgrad.tune.language.model import read
-from opgrad.tune.trained_set import prepare, scoring
+from opgrad.tune.trained_set import ends_of_layers, prepare, scoring
 
 TOKENS = np.random.default_rng(0).integers(0, 25, (2, 6))
 BATCH = {"input_ids": TOKENS, "draw": np.ones(1, np.int64), "labels": np.roll(TOKENS, -1, 1)}

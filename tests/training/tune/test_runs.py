@@ -19,7 +19,7 @@ from opgrad.cli.app import app
 from opgrad.onnx.graph.nodes import rename
 from opgrad.training.files import tensor_values
 from opgrad.training.run.fit import Interrupted
-from opgrad.tune import Lora, Tuner, fitting
+from opgrad.tune import Lora, Tuner, tuner
 from opgrad.tune.tokenizer import Tokenizer
 
 ANSWER = "the tree is red ."
@@ -249,9 +249,9 @@ def test_what_cannot_be_written_fails_before_the_training(tmp_path, model, data,
     def fail(*_):
         raise ValueError("cannot be made")
 
-    monkeypatch.setattr("opgrad.tune.deployed.with_inputs", fail)
-    monkeypatch.setattr("opgrad.tune.deployed.replaced", fail)
-    monkeypatch.setattr("opgrad.tune.fitting.Fit.run", lambda *_: pytest.fail("it was trained"))
+    monkeypatch.setattr("opgrad.tune.outputs.with_inputs", fail)
+    monkeypatch.setattr("opgrad.tune.outputs.replaced", fail)
+    monkeypatch.setattr("opgrad.tune.tuner.Fit.run", lambda *_: pytest.fail("it was trained"))
     with pytest.raises(ValueError, match="cannot be made"):
         Tuner(model, **options).fit(data, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -311,7 +311,7 @@ def test_command(tmp_path, model, data):
 
 
 def test_command_tells_of_products_that_saturate(tmp_path, model, data, monkeypatch):
-    monkeypatch.setattr(fitting, "note", lambda model: f"products of {len(model.graph.node)} nodes saturate")
+    monkeypatch.setattr(tuner, "note", lambda model: f"products of {len(model.graph.node)} nodes saturate")
     code, text = command(model, "--data", data, "--epochs", 1, "--output", tmp_path / "tuned")
     assert code == 0, text
     assert "note: products of" in text

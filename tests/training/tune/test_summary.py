@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from opgrad.cli.app import app
 from opgrad.cli.inspect.inspection import inspect
 from opgrad.tune import Tuner
-from opgrad.tune.summary import megabytes, summary
+from opgrad.tune.adapted_model import megabytes, summary
 
 NUMBERS = 2 * 8 * (64 + 48 + 48 + 64)  # of adapters of rank 8 beside q, k, v and o of two layers
 # Of products: both tables of 25 words, and in two layers q, k, v, o and three of 32 x 64.

@@ -21,7 +21,7 @@ from opgrad.cli.commands.options import RunSettings, given, opt, takes_groups, w
 if TYPE_CHECKING:
     from opgrad.training.engine.distributed import OneProcess
     from opgrad.tune import Tuner
-    from opgrad.tune.fitting import Tuned
+    from opgrad.tune.tuner import Tuned
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -181,7 +181,7 @@ def _train(
     from opgrad.training.make.checks import quantity
     from opgrad.training.run.fit import Interrupted
     from opgrad.training.run.report import TrainingBar
-    from opgrad.tune.summary import adapted
+    from opgrad.tune.adapted_model import adapted
 
     assert texts.data is not None
     model, waiting = tuner.adapted, [tuner.adapters] if tuner.adapters else []
@@ -217,7 +217,7 @@ def _settings(settings: RunSettings) -> dict[str, Any]:
 
 def _show(tuner: "Tuner", texts: Texts, screen: Console) -> None:
     """Print the first examples: what is learned in green, and in «brackets» where there are no colours."""
-    from opgrad.tune.fitting import notes
+    from opgrad.tune.tuner import notes
 
     assert texts.data is not None
     model = tuner.adapted
@@ -257,12 +257,14 @@ def _print(screen: Console, run: "Tuned") -> None:
 
 def _written(tuner: "Tuner", prompt: str, adapter: Path | None, trying: Trying, seed: int) -> str:
     """The model's text after a prompt: by onnxruntime-genai, if it is installed and the folder is made for it."""
-    from opgrad.tune import genai
+    from opgrad.tune import generation
     from opgrad.tune.outputs import ADAPTER
 
     model, folder = tuner.adapted, adapter or tuner.adapted.folder
     file = None if adapter is None else adapter / ADAPTER
     settings = trying.tokens, trying.temperature, seed
-    if not genai.can_write(folder) or (file is not None and not file.is_file()):
+    if not generation.can_write(folder) or (file is not None and not file.is_file()):
         return model.write(prompt, *settings, trying.chat)
-    return model.tokenizer.decode(list(genai.write(folder, file, model.prompt_tokens(prompt, trying.chat), *settings)))
+    return model.tokenizer.decode(
+        list(generation.write_by_genai(folder, file, model.prompt_tokens(prompt, trying.chat), *settings))
+    )

@@ -33,7 +33,7 @@ from opgrad.training.make.checks import refused_types
 from opgrad.training.make.trainability import Trainability, trainability
 
 if TYPE_CHECKING:
-    from opgrad.tune.summary import Summary
+    from opgrad.tune.adapted_model import Summary
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = FILES
 
@@ -141,8 +141,7 @@ def _inspect_model(path: Path) -> Inspection:
 
 def _tuning(path: Path) -> dict[str, Any]:
     """The fields `tuning` and `tuning_problem` for a model."""
-    from opgrad.tune.adapted_model import AdaptedModel
-    from opgrad.tune.summary import summary
+    from opgrad.tune.adapted_model import AdaptedModel, summary
 
     try:
         model = AdaptedModel(path)

@@ -24,7 +24,7 @@ from opgrad.training.files.artifact_set import FILES
 from opgrad.training.make.checks import listed, quantity
 from opgrad.training.make.outputs import cut_note
 from opgrad.training.make.trainability import Trainability
-from opgrad.tune.summary import Adapted
+from opgrad.tune.adapted_model import Adapted
 
 LONGEST = 60  # the most characters of a property in a table
 

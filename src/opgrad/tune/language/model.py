@@ -1,27 +1,190 @@
 """A language model read from a file: its graph without caches, its products, and the loss of the tokens that follow."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.halves import compute_in_float32
+from opgrad.onnx.graph.large import FEW_BITS
 from opgrad.onnx.graph.loading import place_of, read_model
-from opgrad.onnx.graph.messages import FLOATS, copied
-from opgrad.training.files.tensor_values import Held, array_of, taken_apart
+from opgrad.onnx.graph.messages import FLOATS, HALVES, MICROSOFT, copied, domain_of, free_name, import_microsoft, keep
+from opgrad.onnx.graph.nodes import attributes_of, names_in, needed, read_by
+from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, placeholder, taken_apart, tensor_of
 from opgrad.tune.language.caches import without_caches
-from opgrad.tune.language.loss import EACH, LOSS, add_loss
 from opgrad.tune.language.products import WeightProduct, find_products, unreached
-from opgrad.tune.language.shared_tables import reshaped
-from opgrad.tune.tokenizer import read_json
+from opgrad.tune.tokenizer import WHO, read_json
 
-WHO = "tune"
+NBITS = {"N": 0, "K": 0, "block_size": 32, "bits": 4}  # attributes of MatMulNBits with their defaults
+WIDTHS = (2, 4, 8)  # bits that opgrad's kernels unpack
+
+
+def attributes_of_nbits(node: onnx.NodeProto) -> dict[str, Any] | None:
+    """The attributes of MatMulNBits as opgrad's operators have them; None for weights that they do not unpack."""
+    given = attributes_of(node)
+    sizes = {name: given.get(name, default) for name, default in NBITS.items()}
+    if given.get("weight_prepacked", 0) or sizes["bits"] not in WIDTHS:
+        return None
+    sizes["column_block"] = sizes.pop("block_size")
+    return {**sizes, "zero_point": 2.0 ** (sizes["bits"] - 1)}
+
+
+def use_tiles(model: onnx.ModelProto) -> None:
+    """Let opgrad's operator compute the products of packed weights whose values are apart from the model.
+
+    y = x · Wᵀ is the gradient of a product with the transpose of W, of which W has the columns in its rows.
+    """
+    graph, apart = model.graph, {each.name for each in model.graph.initializer if is_placeholder(each)}
+    taken, nodes = names_in(graph), list[onnx.NodeProto]()
+    for node in graph.node:
+        given = attributes_of_nbits(node) if node.op_type == "MatMulNBits" and node.input[1] in apart else None
+        if given is None:
+            nodes.append(node)
+            continue
+        *inputs, bias = [*node.input, "", "", ""][:6]
+        given["N"], given["K"] = given["K"], given["N"]
+        y = free_name(f"{node.output[0]}.product", taken) if bias else node.output[0]
+        made = helper.make_node("QuantizedMatMulGrad", inputs, [y], node.name, domain=MICROSOFT, transB=0, **given)
+        nodes.append(made)
+        if bias:
+            nodes.append(helper.make_node("Add", [y, bias], [node.output[0]], free_name(f"{node.name}/Add", taken)))
+    keep(graph.node, nodes)
+
+
+def reshaped(model: onnx.ModelProto, values: Mapping[str, Held]) -> dict[str, Held]:
+    """Replace each Reshape of a stored tensor by that tensor in the other shape; onnxruntime would make a copy.
+
+    model: changed. values: those of its placeholders. Returns the values with those of new placeholders.
+    """
+    graph, found = Graph(model), dict(values)
+    for node in list(model.graph.node):
+        tensor = graph.initializers.get(node.input[0]) if node.op_type == "Reshape" and node.input else None
+        shape = graph.constant(node.input[1]) if tensor is not None else None
+        if tensor is None or shape is None or tensor.data_type in FEW_BITS:
+            continue
+        held = found[tensor.name] if is_placeholder(tensor) else tensor
+        sizes = [tensor.dims[place] if size == 0 else int(size) for place, size in enumerate(shape.tolist())]
+        array: np.ndarray = array_of(held).reshape(sizes)
+        name = node.output[0]
+        if is_placeholder(tensor):
+            found[name] = array
+        model.graph.initializer.append(placeholder(name, array) if name in found else tensor_of(name, array))
+        model.graph.node.remove(node)
+    read = read_by(model.graph.node)
+    keep(model.graph.initializer, [each for each in model.graph.initializer if each.name in read])
+    return found
+
+
+LABELS, WEIGHTS, LOSS = "labels", "weights", "loss"
+EACH = "loss/each"  # the losses of tokens
+IGNORED = -100  # the label of a token that does not count
+SCOPE = "loss/"
+
+
+class Head(NamedTuple):
+    """The last product as the loss takes it: its node, what it reads behind the labels, and attributes."""
+
+    node: onnx.NodeProto
+    weight: str
+    others: Sequence[str]
+    attributes: dict[str, Any]
+
+
+def add_loss(
+    model: onnx.ModelProto, hidden: str, logits: str, trained: Collection[str], with_scores: bool = False,
+    weighted: bool = False, each: bool = False,
+) -> None:  # fmt: skip
+    """Give a model the loss as its only output, and labels as an input.
+
+    hidden, logits: what the last product computes the scores from, and the scores. trained: names of weights.
+    with_scores: whether the graph computes the scores, as a value of its own, in any case. weighted: whether weights of
+    the tokens' losses, which the mean is over, are an input, too. each: whether `EACH`, [tokens], is the output.
+    """
+    graph = Graph(model)
+    head, rows = None if with_scores else _head(graph, hidden, logits, trained), f"{SCOPE}rows"
+    model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["batch", "length"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), rows))
+    labels = f"{SCOPE}flat_labels"
+    nodes = [helper.make_node("Reshape", [LABELS, rows], [labels], f"{SCOPE}Reshape_labels")]
+    scores, width = (logits, graph.sizes(logits)) if head is None else (hidden, [head.attributes["K"]])
+    shape = np.array([-1, (width or [None])[-1] or 0], np.int64)
+    model.graph.initializer.append(numpy_helper.from_array(shape, f"{SCOPE}shape"))
+    flat = f"{SCOPE}flat_{'logits' if head is None else 'hidden'}"
+    nodes.append(helper.make_node("Reshape", [scores, f"{SCOPE}shape"], [flat], f"{SCOPE}Reshape_scores"))
+    weights = f"{SCOPE}flat_weights"
+    if weighted:
+        model.graph.input.append(helper.make_tensor_value_info(WEIGHTS, TensorProto.FLOAT, ["batch", "length"]))
+        nodes.append(helper.make_node("Reshape", [WEIGHTS, rows], [weights], f"{SCOPE}Reshape_weights"))
+    result = EACH if each or (weighted and head is None) else LOSS
+    if head is None:
+        op, inputs, domain = "SoftmaxCrossEntropyLoss", [flat, labels], ""
+        attributes: dict[str, Any] = {}
+    else:
+        op, inputs, domain = "LinearCrossEntropyLoss", [flat, head.weight, labels, *head.others], MICROSOFT
+        inputs += [*[""] * (5 - len(inputs)), weights] if weighted else []
+        attributes = head.attributes
+        import_microsoft(model)
+    attributes = {**attributes, "ignore_index": IGNORED, **({} if result == LOSS else {"reduction": "none"})}
+    nodes.append(helper.make_node(op, inputs, [result], f"{SCOPE}{op}", domain=domain, **attributes))
+    if result != LOSS and not each:
+        product, sums = f"{SCOPE}products", [f"{SCOPE}sum_of_{name}" for name in ("products", "weights")]
+        nodes.append(helper.make_node("Mul", [result, weights], [product], f"{SCOPE}Mul"))
+        nodes.append(helper.make_node("ReduceSum", [product], sums[:1], sums[0], keepdims=0))
+        nodes.append(helper.make_node("ReduceSum", [weights], sums[1:], sums[1], keepdims=0))
+        nodes.append(helper.make_node("Div", sums, [LOSS], f"{SCOPE}Div"))
+    model.graph.node.extend(nodes)
+    del model.graph.output[:]
+    result = EACH if each else LOSS
+    model.graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, ["tokens"] if each else []))
+    keep(model.graph.node, needed(list(model.graph.node), [result]))
+
+
+def _head(graph: Graph, hidden: str, logits: str, trained: Collection[str]) -> Head | None:
+    """The last product, if its weights stay as they are and nothing comes between it and the loss."""
+    while (copy := graph.maker(logits, "Identity", "Cast")) is not None:
+        logits = copy.input[0]
+    node = graph.producers.get(logits)
+    if node is None or node.input[0] != hidden:
+        return None
+    found = _packed(node) if domain_of(node) == MICROSOFT else _whole(graph, node)
+    return None if found is None or {found.weight, *node.input}.intersection(trained) else found
+
+
+def _packed(node: onnx.NodeProto) -> Head | None:
+    """That of quantized weights."""
+    inputs = [*node.input, "", "", ""]
+    given = attributes_of_nbits(node) if node.op_type == "MatMulNBits" else None
+    if given is None or inputs[4] or inputs[5]:
+        return None
+    others = [inputs[2], inputs[3]] if inputs[3] else [inputs[2]]
+    return Head(node, inputs[1], others, given)
+
+
+def _whole(graph: Graph, node: onnx.NodeProto) -> Head | None:
+    """That of float weights, which may be cast or transposed on the way."""
+    given = attributes_of(node)
+    plain = not given.get("transA", 0) and given.get("alpha", 1.0) == 1 and len(node.input) == 2
+    if node.op_type not in ("MatMul", "Gemm") or not plain:
+        return None
+    weight, transposed = node.input[1], bool(given.get("transB", 0))
+    while (maker := graph.maker(weight, "Cast", "Transpose", "Identity")) is not None:
+        transposed ^= maker.op_type == "Transpose"
+        weight = maker.input[0]
+    sizes, kind = graph.known(weight), graph.element_type(weight)
+    stored = kind in (TensorProto.FLOAT, *HALVES)
+    if weight not in graph.initializers or sizes is None or len(sizes) != 2 or not stored:
+        return None
+    n, k = sizes if transposed else reversed(sizes)
+    return Head(node, weight, [], {"N": n, "K": k, "transB": int(transposed)})
+
+
 CONFIGS = ("config.json", "genai_config.json")  # that name the architecture
 FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)

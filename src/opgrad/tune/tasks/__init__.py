@@ -2,11 +2,10 @@
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.tune.options import parsed
-from opgrad.tune.tasks.base import TRAIN_ON, Task, TaskExamples
+from opgrad.tune.tasks.base import TRAIN_ON, Task, TaskExamples, Write
 from opgrad.tune.tasks.classify import Classify, Rank
 from opgrad.tune.tasks.embed import Embed
 from opgrad.tune.tasks.prefer import Prefer
-from opgrad.tune.tasks.write import Write
 
 __all__ = ["TASKS", "TRAIN_ON", "Task", "TaskExamples", "Write", "task_of"]
 

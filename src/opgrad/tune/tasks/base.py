@@ -12,12 +12,11 @@ from opgrad.base.arguments import ArgumentError
 from opgrad.base.writing import alone
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.batches import TensorSpec
-from opgrad.tune import deployed, outputs
-from opgrad.tune.examples import Told
-from opgrad.tune.language.model import LanguageModel
+from opgrad.tune import outputs
+from opgrad.tune.examples import RowData, TokenData, TokenExamples, Told
+from opgrad.tune.language.model import LABELS, WEIGHTS, LanguageModel, read
 from opgrad.tune.lora import Adapter
-from opgrad.tune.token_data import RowData
-from opgrad.tune.tokenizer import Tokenizer
+from opgrad.tune.tokenizer import WHO, Tokenizer
 
 DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
 TRAIN_ON = "assistant"
@@ -121,7 +120,7 @@ class Task:
     def try_output(self, model: TaskModel, folder: Path) -> None:
         """Make what will be written into a folder, and drop it, but for copies of the base: no error comes late."""
         if not model.adapters:
-            deployed.replaced(model.base, model.values)
+            outputs.replaced(model.base, model.values)
             return
         outputs.check_names(folder, model.base)
         with alone(folder / "trial") as trial:
@@ -132,12 +131,12 @@ class Task:
         """Write what was trained into a folder; returns the files' names."""
         if model.adapters:
             return outputs.write_tuned(folder, model.base, model.file, model.adapters, model.values, about)
-        return outputs.write_merged(folder, model.file, *deployed.replaced(model.base, model.values), about)
+        return outputs.write_merged(folder, model.file, *outputs.replaced(model.base, model.values), about)
 
     def merge(self, model: TaskModel, folder: Path, about: Mapping[str, Any]) -> list[str]:
         """Write one model that needs no adapter file into a folder; returns the files' names."""
         return outputs.write_merged(
-            folder, model.file, *deployed.merged(model.base, model.adapters, model.values), about
+            folder, model.file, *outputs.merged(model.base, model.adapters, model.values), about
         )
 
     def about(self) -> dict[str, Any]:
@@ -154,3 +153,44 @@ class Task:
 def tokens_spec(name: str) -> TensorSpec:
     """An input of integers for each token."""
     return TensorSpec(name, np.dtype(np.int64), ("batch", "length"))
+
+
+@dataclass(frozen=True)
+class Write(Task):
+    """The loss is the cross-entropy of the tokens that follow; the form of examples is whether these have weights."""
+
+    NAME: ClassVar[str] = "write"
+    WRITES: ClassVar[bool] = True
+    PERPLEXITY: ClassVar[bool] = True
+
+    def read(self, file: Path) -> LanguageModel:
+        """The model of a file."""
+        return read(file)
+
+    def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> TokenExamples:
+        """Texts as tokens."""
+        found = TokenExamples(data, model.tokenizer, model.max_length, train_on, skip_bad)
+        if model.tokenizer.size > model.base.vocabulary:
+            raise ValueError(
+                f"{WHO}: the tokenizer has {model.tokenizer.size} tokens, expected at most {model.base.vocabulary}, "
+                "for which the model has scores"
+            )
+        return found
+
+    def rows(self, model: TaskModel, examples: TokenExamples, batch_size: int) -> RowData:
+        """Texts as rows of tokens."""
+        return TokenData(examples, np.arange(len(examples)), batch_size, model.base.tokens, LABELS, packed=model.pack)
+
+    def with_loss(
+        self, base: LanguageModel, trained: Collection[str], form: int, plain: bool
+    ) -> tuple[LanguageModel, dict[str, TensorSpec]]:
+        """The mean over all labels that count; see `LanguageModel.with_loss`."""
+        weighted = bool(form) and not plain
+        inputs = {name: tokens_spec(name) for name in (base.tokens, LABELS)}
+        if weighted:
+            inputs[WEIGHTS] = TensorSpec(WEIGHTS, np.dtype(np.float32), ("batch", "length"))
+        return base.with_loss(trained, plain, weighted), inputs
+
+    def about(self) -> dict[str, Any]:
+        """Nothing: adapters and checkpoints without a task are of this one."""
+        return {}

@@ -20,16 +20,26 @@ from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.batches import TensorSpec
-from opgrad.tune.conversations import text_of
-from opgrad.tune.language.loss import LOSS
-from opgrad.tune.language.model import WHO, LanguageModel, read
+from opgrad.tune.examples import RowData
+from opgrad.tune.language.model import LOSS, LanguageModel, read
+from opgrad.tune.lines import text_of
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TaskModel
 from opgrad.tune.tasks.embed import retrieved, texts_of
-from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, text_inputs
-from opgrad.tune.tasks.pooling import POOLINGS, finish, output_of, pooling_of, vectors_of
-from opgrad.tune.token_data import RowData
-from opgrad.tune.tokenizer import folder_of, read_json
+from opgrad.tune.tasks.encoder import (
+    LABELS,
+    POOLINGS,
+    EncoderTask,
+    Read,
+    Text,
+    TextData,
+    finish,
+    output_of,
+    pooling_of,
+    text_inputs,
+    vectors_of,
+)
+from opgrad.tune.tokenizer import WHO, folder_of, read_json
 
 SCORES, WEIGHT, BIAS = "logits", "classifier.weight", "classifier.bias"  # of a new head
 FIRST = ("text", "sentence", "text1", "sentence1", "premise", "query", "question")

@@ -1,6 +1,6 @@
 """The task of embedding models: texts that belong together get vectors near each other, all others of a batch not."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,23 +11,116 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.base.arguments import ArgumentError
+from opgrad.onnx.gradients.differentiation import gradients
 from opgrad.onnx.graph.formulas import LAST, GraphBody, Value
-from opgrad.onnx.graph.messages import copied, opset_of
-from opgrad.onnx.graph.nodes import names_in, rename
-from opgrad.training.engine.trainer import Trainer
+from opgrad.onnx.graph.messages import copied, import_microsoft, keep, opset_of
+from opgrad.onnx.graph.nodes import names_in, needed, read_by, rename
+from opgrad.training.engine.binding import run
+from opgrad.training.engine.evaluation import Evaluation
+from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
+from opgrad.training.engine.training_graph import open_session
+from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.dataset import Dataset
-from opgrad.tune.conversations import text_of
-from opgrad.tune.insertion import DRAW
-from opgrad.tune.language.loss import LOSS
-from opgrad.tune.language.model import WHO, LanguageModel, read
+from opgrad.training.files.dataset import Dataset, Examples, batches
+from opgrad.tune.examples import RowData, padded
+from opgrad.tune.language.model import LOSS, LanguageModel, read
+from opgrad.tune.lines import text_of
+from opgrad.tune.lora import DRAW
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TaskModel
-from opgrad.tune.tasks.cached import GRADIENT, CachedTrainer
-from opgrad.tune.tasks.encoder import LABELS, EncoderTask, Read, Text, TextData, padded_texts, text_inputs
-from opgrad.tune.tasks.pooling import POOLINGS, SENTENCE, finish, output_of, pooling_of, unit, vectors_of
-from opgrad.tune.token_data import RowData
-from opgrad.tune.tokenizer import folder_of, read_json
+from opgrad.tune.tasks.encoder import (
+    LABELS,
+    POOLINGS,
+    SENTENCE,
+    EncoderTask,
+    Read,
+    Text,
+    TextData,
+    finish,
+    output_of,
+    padded_texts,
+    pooling_of,
+    text_inputs,
+    unit,
+    vectors_of,
+)
+from opgrad.tune.tokenizer import WHO, folder_of, read_json
+
+GRADIENT = "gradient"  # an input of the graph of a chunk: that of the loss by its vectors
+
+
+class CachedTrainer(Trainer):
+    """A trainer whose graphs are those of a chunk.
+
+    contrast: the graph from `vectors` and labels to the loss. vectors: their name in both graphs. chunk: so many texts
+    are encoded at once. The others are those of `Trainer`.
+    """
+
+    __slots__ = ("_chunk", "_contrast", "_encoder", "_labels", "_vectors")
+
+    def __init__(
+        self, contrast: onnx.ModelProto, vectors: str, labels: str, chunk: int, artifacts: ArtifactSet, *given: Any
+    ):
+        super().__init__(artifacts, *given)
+        self._vectors, self._labels, self._chunk = vectors, labels, chunk
+        options = given[1]
+        self._contrast = open_session(gradients(contrast, LOSS, vectors), options, WHO)
+        encoder = copied(artifacts.evaluation)
+        del encoder.graph.output[:]
+        encoder.graph.output.add().name = vectors
+        keep(encoder.graph.node, needed(list(encoder.graph.node), [vectors]))
+        keep(encoder.graph.input, [each for each in encoder.graph.input if each.name in read_by(encoder.graph.node)])
+        import_microsoft(encoder)
+        self._encoder = open_session(encoder, options, WHO)
+
+    def gradients_of(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[float]:
+        """Fill `gradients` for batches of rows."""
+        for rows in batches:
+            yield self.compute_gradients(data.take(rows).arrays)
+
+    def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
+        """Fill `gradients` for one batch and return its loss."""
+        parts = list(self._parts(batch))
+        loss, gradient = self._loss(batch, parts)
+        total = np.zeros_like(self.gradients.flat)
+        for rows, arrays in parts:
+            given = {**arrays, GRADIENT: gradient[rows]}
+            self._run([given[spec.name] for spec in self.artifacts.inputs])
+            total += self.gradients.flat
+        np.copyto(self.gradients.flat, total)
+        return loss
+
+    def evaluate(self, data: Examples, batch_size: int = BATCH_ROWS) -> Evaluation:
+        """The loss of the present parameters."""
+        weights, losses = list[float](), list[float]()
+        for _, batch in batches(data, batch_size):
+            losses.append(self._loss(batch.arrays, list(self._parts(batch.arrays)))[0])
+            weights.append(batch.weight())
+        return Evaluation(float(np.average(losses, weights=weights)), None)
+
+    def _parts(self, batch: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        """The chunks of texts of similar lengths, without what all of a chunk are padded with, and their rows."""
+        names = [spec.name for spec in self.artifacts.inputs if spec.name != GRADIENT]
+        lengths = next(batch[name] for name in names if "mask" in name).sum(1)
+        order = np.argsort(lengths, kind="stable")
+        for start in range(0, len(order), self._chunk):
+            rows = order[start : start + self._chunk]
+            length = padded(int(lengths[rows].max()))
+            yield rows, {name: np.ascontiguousarray(batch[name][rows, :length]) for name in names}
+
+    def _loss(self, batch: Mapping[str, np.ndarray], parts: Sequence[Any]) -> tuple[float, np.ndarray]:
+        """The loss of a batch, and its gradient by each vector."""
+        fixed, found = {**self.parameters, **self.artifacts.constants}, list[np.ndarray]()
+        known = {item.name for item in self._encoder.get_inputs()}
+        for _, arrays in parts:
+            feeds = {name: array for name, array in {**fixed, **arrays}.items() if name in known}
+            found.append(run(self._encoder, [self._vectors], feeds, WHO)[0])
+        vectors = np.empty((sum(map(len, found)), found[0].shape[1]), np.float32)
+        vectors[np.concatenate([rows for rows, _ in parts])] = np.concatenate(found)
+        given = {self._vectors: vectors, self._labels: batch[self._labels]}
+        loss, gradient = run(self._contrast, [LOSS, f"{self._vectors}_grad"], given, WHO)
+        return float(loss), gradient
+
 
 # The names under which data sets have texts that are asked for, that are found, and that are not to be found.
 ANCHORS = ("anchor", "query", "question", "sentence1", "title", "premise")

@@ -14,14 +14,11 @@ from opgrad.onnx.graph.messages import opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.batches import TensorSpec
 from opgrad.training.files.dataset import Dataset
-from opgrad.tune.examples import TokenExample, TokenExamples
-from opgrad.tune.language.loss import EACH, IGNORED, LABELS, LOSS, WEIGHTS
-from opgrad.tune.language.model import LanguageModel
+from opgrad.tune.examples import RowData, TokenExample, TokenExamples, padded
+from opgrad.tune.language.model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel
 from opgrad.tune.lines import Lines
 from opgrad.tune.options import require
-from opgrad.tune.tasks.base import TRAIN_ON, TaskModel, tokens_spec
-from opgrad.tune.tasks.write import Write
-from opgrad.tune.token_data import RowData, padded
+from opgrad.tune.tasks.base import TRAIN_ON, TaskModel, Write, tokens_spec
 
 LOSSES = ("dpo", "orpo", "simpo")
 REFERENCE = "reference"  # the input with what the base says of each pair
