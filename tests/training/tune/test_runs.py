@@ -19,7 +19,7 @@ from opgrad.cli.app import app
 from opgrad.onnx.graph.nodes import rename
 from opgrad.training.files import tensor_values
 from opgrad.training.run.fit import Interrupted
-from opgrad.tune import Lora, Tuner, tuner
+from opgrad.tune import Lora, Tuner
 from opgrad.tune.tokenizer import Tokenizer
 
 ANSWER = "the tree is red ."
@@ -311,7 +311,7 @@ def test_command(tmp_path, model, data):
 
 
 def test_command_tells_of_products_that_saturate(tmp_path, model, data, monkeypatch):
-    monkeypatch.setattr(tuner, "note", lambda model: f"products of {len(model.graph.node)} nodes saturate")
+    monkeypatch.setattr("opgrad.tune.tuner.note", lambda model: f"products of {len(model.graph.node)} nodes saturate")
     code, text = command(model, "--data", data, "--epochs", 1, "--output", tmp_path / "tuned")
     assert code == 0, text
     assert "note: products of" in text
