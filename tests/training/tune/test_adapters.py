@@ -196,14 +196,14 @@ def packed(quantized):
         if "q_proj" in node.name:
             module = node.input[1].removesuffix("q_proj.weight")
             own = [numpy_helper.to_array(weights[f"{module}{role}_proj.weight"]) for role in "qkv"]
-            name, x, outputs = f"{module}qkv_proj.weight", node.input[0], node.output[0]
-            outputs = [outputs.replace("q_proj", f"{role}_proj") for role in "qkv"]
+            name, x, made = f"{module}qkv_proj.weight", node.input[0], node.output[0]
+            made = [made.replace("q_proj", f"{role}_proj") for role in "qkv"]
             model.graph.initializer.extend([
                 numpy_helper.from_array(np.concatenate(own, 1), name),
                 numpy_helper.from_array(np.array([each.shape[1] for each in own]), f"{module}sizes"),
             ])  # fmt: skip
             nodes.append(helper.make_node("MatMul", [x, name], [f"{module}qkv"], f"{node.name}_qkv"))
-            nodes.append(helper.make_node("Split", [f"{module}qkv", f"{module}sizes"], outputs, axis=-1))
+            nodes.append(helper.make_node("Split", [f"{module}qkv", f"{module}sizes"], made, axis=-1))
         elif "k_proj" not in node.name and "v_proj" not in node.name:
             nodes.append(node)
     kept = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]

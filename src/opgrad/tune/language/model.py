@@ -13,9 +13,18 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.halves import compute_in_float32
-from opgrad.onnx.graph.large import FEW_BITS
 from opgrad.onnx.graph.loading import place_of, read_model
-from opgrad.onnx.graph.messages import FLOATS, HALVES, MICROSOFT, copied, domain_of, free_name, import_microsoft, keep
+from opgrad.onnx.graph.messages import (
+    FEW_BITS,
+    FLOATS,
+    HALVES,
+    MICROSOFT,
+    copied,
+    domain_of,
+    free_name,
+    import_microsoft,
+    keep,
+)
 from opgrad.onnx.graph.nodes import attributes_of, names_in, needed, read_by
 from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, placeholder, taken_apart, tensor_of
 from opgrad.tune.language.caches import without_caches
