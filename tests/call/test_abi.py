@@ -19,7 +19,7 @@ from opgrad.cpu.compiler.structures import Structure, at, behind, place, several
 from opgrad.cpu.compiler.words import atomic_add, load_word
 from opgrad.cpu.runtime import abi
 from opgrad.cpu.runtime import plan as plan_words
-from opgrad.cpu.runtime.threads.system import system
+from opgrad.cpu.runtime.system import system
 from opgrad.ops import operators
 
 X = np.linspace(-1, 1, 600, dtype=np.float32).reshape(2, 300)

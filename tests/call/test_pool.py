@@ -18,7 +18,7 @@ import opgrad
 from opgrad.contract import DTYPES, Spec
 from opgrad.contract.arrangement import contiguous
 from opgrad.cpu.compiler.structures import at, behind
-from opgrad.cpu.runtime import allocation, pool
+from opgrad.cpu.runtime import pool
 
 SIZES = (1 << 16, 1 << 17, (1 << 20) + 8, 5 << 20)  # bytes, of malloc's blocks and of mappings
 HELD = 8 << 20
@@ -29,7 +29,7 @@ def made(size: int, order=None, shape=None):
     """A new result of so many bytes."""
     shape = shape or (size // 4,)
     strides = contiguous(shape, order or tuple(range(len(shape))), 4)
-    return allocation.maker(Spec(shape, DTYPES["float32"], strides))()
+    return pool.maker(Spec(shape, DTYPES["float32"], strides))()
 
 
 def handler(array):
@@ -143,7 +143,7 @@ def test_zeros_are_zero_and_what_no_system_has_is_refused():
     dirty = made(SIZES[0])
     dirty.fill(9)
     del dirty
-    context = allocation._context()
+    context = pool._context()
     zeros = context.copy().run(np.zeros, SIZES[0] // 4, np.float32)
     assert handler(zeros) == HANDLER
     assert not zeros.any()

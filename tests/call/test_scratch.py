@@ -10,7 +10,7 @@ from subprocesses import run_python
 
 import opgrad
 from opgrad.call import arrays, functions
-from opgrad.cpu.runtime import pool, scratch
+from opgrad.cpu.runtime import pool
 
 X = np.linspace(-9, 9, 24_000).astype(np.float16).reshape(2, 12_000)
 MANY = 400  # arrays of an operator on lists: their tables are larger than what lies on the stack
@@ -49,7 +49,7 @@ def refused():
         asked.append(size)
         return 0
 
-    source = scratch._source()
+    source = pool._source()
     kept, taking = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(refuse), source.take
     source.take = ctypes.cast(kept, ctypes.c_void_p).value or 0
     yield asked
@@ -59,7 +59,7 @@ def refused():
 def needs_memory(function, **given):
     """Whether a call's working memory is too large for the stack."""
     of, given = arrays.expanded(opgrad.ops.operators()[function.__name__], given)
-    return arrays.ArrayRunner(of, (), given).plan.scratch_bytes > 8 * scratch.STACK_WORDS
+    return arrays.ArrayRunner(of, (), given).plan.scratch_bytes > 8 * pool.STACK_WORDS
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory there is")
@@ -118,7 +118,7 @@ def test_memory_that_is_refused(way, refused):
             call(X, out=out)
     assert refused
     assert (out == 7).all()
-    scratch._source().take = pool.malloc.address
+    pool._source().take = pool.malloc.address
     call(X, out=out)
     np.testing.assert_allclose(out.sum(1, dtype=np.float64), 1, rtol=2**-11)
 
@@ -131,7 +131,7 @@ def test_memory_that_is_refused_for_many_operands(refused):
         for old, new in zip(w, opgrad.sgd_optimizer(lr, w, g), strict=True):
             np.testing.assert_array_equal(new, old - 1)
     assert refused or not functions.SUPPORTED
-    scratch._source().take = pool.malloc.address
+    pool._source().take = pool.malloc.address
     opgrad.sgd_optimizer(lr, w, g)
     assert is_native(opgrad.sgd_optimizer, lr, w, g) or not functions.SUPPORTED
 
@@ -144,7 +144,7 @@ def test_memory_that_is_refused_for_tensors(refused):
     for _ in range(3):
         with pytest.raises(MemoryError, match=r"softmax: cannot allocate \d+ bytes of working memory"):
             opgrad.torch.softmax(x, -1)
-    scratch._source().take = pool.malloc.address
+    pool._source().take = pool.malloc.address
     torch.testing.assert_close(opgrad.torch.softmax(x, -1), torch.softmax(x, -1))
 
 
@@ -162,5 +162,5 @@ def test_memory_that_is_refused_for_a_node(outputs, refused):
     with pytest.raises(Exception, match=r"cannot allocate \d+ bytes of working memory"):
         session.run(None, feeds)
     assert (20_000 * 30 * 4 in refused) == (outputs == 1)
-    scratch._source().take = pool.malloc.address
+    pool._source().take = pool.malloc.address
     np.testing.assert_allclose(session.run(None, feeds)[0], np.log(30), rtol=1e-5)

@@ -6,9 +6,8 @@ import signal
 
 import pytest
 
-from opgrad.cpu.runtime import pool
-from opgrad.cpu.runtime.threads import workers
-from opgrad.cpu.runtime.threads.system import HEAP, Posix, Windows, address, system
+from opgrad.cpu.runtime import pool, workers
+from opgrad.cpu.runtime.system import HEAP, Posix, Windows, address, system
 
 pytestmark = pytest.mark.any_cpu
 

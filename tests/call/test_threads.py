@@ -296,7 +296,7 @@ OF_TORCH = """
 import torch
 from opgrad.cpu.compiler.decorators import native
 from opgrad.cpu.compiler.structures import at
-from opgrad.cpu.runtime.threads.block import Block
+from opgrad.cpu.runtime.workers import Block
 @native(2)
 def move_off(pool: int, thread: int) -> int:
     cpus.move_off(at(Block, pool), thread)
@@ -427,7 +427,7 @@ def test_wrong_environment_variable(wrong):
 def test_set_and_get():
     for count in (1, 2, np.int64(3), 5):
         opgrad.set_num_threads(count)
-        assert opgrad.get_num_threads() == min(count, threads.openmp.most() or count)  # PyTorch may be loaded
+        assert opgrad.get_num_threads() == min(count, threads.openmp_most() or count)  # PyTorch may be loaded
     before = opgrad.get_num_threads()
     most = threads.MOST_THREADS
     assert most == max(64, 4 * os.cpu_count())

@@ -11,7 +11,7 @@ import opgrad.ops.reference.random
 from opgrad.cli.examples import examples, listed
 from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
 from opgrad.cpu.programs import layout
-from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime import program
 from opgrad.ops import graph_operators, loss_operators, operators
 
 LINE = 64
@@ -29,7 +29,7 @@ COUNTS = (1, 9, 31, 32, 33, 64, 65, 101)
 
 @pytest.fixture
 def streaming(monkeypatch):
-    monkeypatch.setattr(partition, "streams", lambda size: True)
+    monkeypatch.setattr(program, "last_level_cache", lambda: -1)
 
 
 def placed(shape, dtype, offset):
@@ -164,7 +164,7 @@ def test_columns_that_nearly_fill_the_cache_are_written_to_the_last_one(name, dt
     arguments = sample(op, shape, dtype.name, rng, axis=1)
     (expected,) = check(op, arguments)
     arrays = sum(each.nbytes for each in (*arguments.values(), expected) if isinstance(each, np.ndarray))
-    monkeypatch.setattr(partition, "last_level_cache", lambda: 3 * arrays // 2)
+    monkeypatch.setattr(program, "last_level_cache", lambda: 3 * arrays // 2)
     run = dispatcher(op)
     for offset in range(LINE // dtype.itemsize):
         memory, out = placed(shape, dtype, offset)
@@ -183,7 +183,7 @@ SHAPES = [*ROW_SHAPES, *COLUMN_SHAPES, (2, 70000)]
 def with_caches(monkeypatch, op, arguments):
     """The results of a call that is planned anew, for a machine without a cache and for one of a huge cache."""
     for size in (1, 1 << 50):
-        monkeypatch.setattr(partition, "last_level_cache", lambda size=size: size)
+        monkeypatch.setattr(program, "last_level_cache", lambda size=size: size)
         yield [bits(each) for each in listed(dispatcher(op)(**arguments))]
 
 

@@ -13,7 +13,7 @@ from primitive_attributes import SHARED, every_attribute
 from samples import cast, sample
 
 import opgrad
-from opgrad.cpu.runtime import scratch
+from opgrad.cpu.runtime import pool
 from opgrad.ops import operators
 from opgrad.post_ops import PostOp
 
@@ -548,7 +548,7 @@ def test_working_memory_that_is_not_there(rng, monkeypatch):
     x, indices = jnp.asarray(rng.normal(size=(3, 4))), jnp.asarray([0, 1, 2])
     step = jax.jit(lambda i, x: opgrad.gather_grad((4000, 4), i, x))
     expected = np.asarray(step(indices, x))
-    source, function = scratch._source(), ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    source, function = pool._source(), ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
     refused = function(lambda pool, size: 0)
     kept = source.take
     source.take = ctypes.cast(refused, ctypes.c_void_p).value

@@ -22,7 +22,7 @@ from opgrad.contract.declaration import HOST, Arrays, is_masked
 from opgrad.contract.signature import is_plain, plain
 from opgrad.cpu.compiler import INTERPRETING
 from opgrad.cpu.plans import RUNNERS, Kept
-from opgrad.cpu.runtime import allocation
+from opgrad.cpu.runtime import pool
 from opgrad.cpu.runtime.abi import ARRAYS, TUPLES, unlike
 
 
@@ -43,7 +43,7 @@ class ArrayMemory:
 
     @staticmethod
     def maker(spec: Spec, like: Array) -> Callable[[], Array]:
-        return allocation.maker(spec)
+        return pool.maker(spec)
 
     @staticmethod
     def packed(array: Array, order: tuple[int, ...]) -> Array:

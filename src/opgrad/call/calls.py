@@ -30,9 +30,8 @@ from opgrad.cpu.compiler.decorators import inline, native
 from opgrad.cpu.compiler.structures import Structure, at, behind, structure
 from opgrad.cpu.compiler.words import call_address, load_word, stack_words, store_word
 from opgrad.cpu.runtime.abi import COUNT, OWN_WORDS, SIZE, TUPLE_ITEMS, OwnWords
-from opgrad.cpu.runtime.overlap import FEW, may_overlap
-from opgrad.cpu.runtime.plan import OVERLAP, Plan, run_plan
-from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
+from opgrad.cpu.runtime.plan import FEW, OVERLAP, Plan, may_overlap, run_plan
+from opgrad.cpu.runtime.pool import STACK_WORDS, give, take
 
 SLOTS: Final = 16  # most entries of a function
 CONTAINERS: Final = 16  # most containers of one call: its arguments, and the sequences and records among them

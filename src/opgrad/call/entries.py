@@ -22,8 +22,8 @@ from opgrad.contract import Spec
 from opgrad.contract.declaration import lists_of
 from opgrad.contract.signature import RECORDS, fields, is_plain
 from opgrad.cpu.compiler.structures import several, words
-from opgrad.cpu.runtime import scratch
-from opgrad.cpu.runtime.overlap import FEW
+from opgrad.cpu.runtime import pool
+from opgrad.cpu.runtime.plan import FEW
 
 UNLOCKED_FROM = 1 << 16  # bytes moved; giving the interpreter's lock up and taking it again costs some 50 ns
 MOST_VALUES = 16
@@ -156,7 +156,7 @@ class Entry:
             "lists": lists,
             "results": len(results),
             "first_result": self._at(several(calls.Result, results)),
-            "tables_from": scratch.source(8 * calls.TABLES * len(answered.operands)),
+            "tables_from": pool.source(8 * calls.TABLES * len(answered.operands)),
         }
 
     def _check_answer(self, lists: int) -> None:

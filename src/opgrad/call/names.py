@@ -10,7 +10,7 @@ from opgrad.call.losses import (
 )
 from opgrad.call.operators import *  # noqa: F403
 from opgrad.call.user_plans import PlannedCall, plan
-from opgrad.cpu.runtime.allocation import empty_pool
+from opgrad.cpu.runtime.pool import empty_pool
 from opgrad.cpu.runtime.threads import get_num_threads, set_num_threads
 from opgrad.ops import public_operators
 from opgrad.ops.reference.dropout import Dropout

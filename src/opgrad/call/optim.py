@@ -12,8 +12,8 @@ import numpy as np
 
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, checked_rates, sgd_in_place
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.passes import Pass, RepeatedKernel
+from opgrad.cpu.runtime.plan import Pass, RepeatedKernel
+from opgrad.cpu.runtime.program import units_per_part
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 BLOCK = 1 << 14  # weights that are float32 at a time: 64 KiB, which stay in the second-level cache
@@ -104,7 +104,7 @@ def _run(
     arrays = [rows, tables[0], values, *tables[1:]]
     given = {"width": width, "factors": factors.ctypes.data}
     traffic = sum(array.itemsize for array in arrays[1:]) * count * width
-    each = partition.per_part(count, traffic / count)
+    each = units_per_part(count, traffic / count)
     RepeatedKernel(kernel, arrays, count, each, traffic, lambda of: {**given, "rows": of[0], **named(*of[1:])})()
 
 

@@ -19,8 +19,7 @@ from opgrad.cpu.compiler import INTERPRETING
 from opgrad.cpu.compiler.structures import at
 from opgrad.cpu.plans import plan_for
 from opgrad.cpu.runtime.abi import TUPLE_ITEMS
-from opgrad.cpu.runtime.overlap import check_overlap
-from opgrad.cpu.runtime.plan import NO_MEMORY, OVERLAP, REPORT, Plan, execute, run_steps
+from opgrad.cpu.runtime.plan import NO_MEMORY, OVERLAP, REPORT, Plan, check_overlap, execute, run_steps
 from opgrad.cpu.runtime.threads import threads_for
 
 

@@ -128,8 +128,7 @@ def _taken(op: Operator, dtypes: Sequence[str]) -> Sequence[str]:
 def compile_calls() -> None:
     """Compile what runs the kernels: the functions for callers, those of the threads, those for onnxruntime."""
     from opgrad.call import calls
-    from opgrad.cpu.runtime import plan, pool
-    from opgrad.cpu.runtime.threads import workers
+    from opgrad.cpu.runtime import plan, pool, workers
 
     modules: list[Any] = [calls, plan, pool, workers]
     if find_spec("onnxruntime"):

@@ -20,8 +20,8 @@ from opgrad.contract.signature import Explain, Prepared, is_plain, prepare
 from opgrad.cpu import programs
 from opgrad.cpu.compiler import decorators
 from opgrad.cpu.compiler.packs import LackingError
-from opgrad.cpu.runtime import overlap, threads
-from opgrad.cpu.runtime.plan import words
+from opgrad.cpu.runtime import threads
+from opgrad.cpu.runtime.plan import overlap_words, words
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ def _new_plan(prepared: Prepared) -> Plan:
     operator = prepared.operator
     try:
         program = operator.kernel(programs.__name__)(prepared.problem)
-        code = words(program, *overlap.checked(prepared))
+        code = words(program, *overlap_words(prepared))
     except LackingError as error:
         raise LackingError(f"{operator.name}: {error}") from None
     return Plan(

@@ -15,9 +15,8 @@ from opgrad.cpu.compiler.words import (
     store_word,
 )
 from opgrad.cpu.keyed import Keyed, find_keyed
-from opgrad.cpu.runtime.overlap import may_overlap
-from opgrad.cpu.runtime.plan import MAX_ARGUMENTS, NO_MEMORY, REPORT, Plan
-from opgrad.cpu.runtime.scratch import STACK_WORDS, give, take
+from opgrad.cpu.runtime.plan import MAX_ARGUMENTS, NO_MEMORY, REPORT, Plan, may_overlap
+from opgrad.cpu.runtime.pool import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (
     ALLOCATOR_FREE,
     GET_DIMENSIONS,

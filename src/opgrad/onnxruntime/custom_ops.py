@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.cpu.runtime.plan import execute
-from opgrad.cpu.runtime.threads.system import system
+from opgrad.cpu.runtime.system import system
 from opgrad.cuda import driver
 from opgrad.onnxruntime import abi
 from opgrad.onnxruntime.abi import Api, address_of, callback, forever

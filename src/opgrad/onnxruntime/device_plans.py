@@ -24,9 +24,8 @@ from opgrad.cpu.compiler.cache import ObjectCache, directory
 from opgrad.cpu.compiler.packs import PackedObjects, Packing
 from opgrad.cpu.compiler.structures import words
 from opgrad.cpu.plans import Plan
-from opgrad.cpu.runtime import overlap
-from opgrad.cpu.runtime.plan import SCRATCH, Patch, call_words, joined
-from opgrad.cpu.runtime.workspace import STATUS_WORDS
+from opgrad.cpu.runtime.plan import SCRATCH, Patch, call_words, joined, overlap_words
+from opgrad.cpu.runtime.program import STATUS_WORDS
 from opgrad.cuda import ahead, driver, triton_private, without_triton
 from opgrad.cuda.ahead import Machine
 from opgrad.cuda.execute import DEVICES, Device, Launch, Program, planning
@@ -48,7 +47,7 @@ def plan_on_device(op: Operator, specs: Sequence[Spec | None], attributes: Attri
     device = DEVICES.get(own["architecture"], Device(**own))
     program, found = compiled(op, prepared.problem, device, kernels(device.architecture))
     steps = [_step(i, *each, _function(op, *each, device, context)) for i, each in enumerate(found)]
-    code = joined(steps, 8 * STATUS_WORDS, *overlap.checked(prepared))
+    code = joined(steps, 8 * STATUS_WORDS, *overlap_words(prepared))
 
     def explain(number: int, status: int) -> Exception:
         name = found[number][0].kernel.__name__

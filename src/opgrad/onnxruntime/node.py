@@ -18,7 +18,7 @@ from opgrad.contract import DTYPES, FLOATS, NEEDS, Operator, Shape, Spec, only, 
 from opgrad.cpu.compiler.structures import at, several, words
 from opgrad.cpu.keyed import KeyedPlan
 from opgrad.cpu.plans import Plan, plan
-from opgrad.cpu.runtime import scratch
+from opgrad.cpu.runtime import pool
 from opgrad.cpu.runtime.plan import REPORT
 from opgrad.cuda import driver
 from opgrad.cuda.without_triton import importing
@@ -336,7 +336,7 @@ class RuntimeNode:
         overwritten = words(_bytes(self._result(plan, name)) for name in self.overload.onnx.overwrites)
         kept = overwritten, words(wanted), several(Lacking, lacking)
         sizes, outputs, places = map(ctypes.addressof, kept)
-        source = scratch.source(spare)
+        source = pool.source(spare)
         return Outputs(spare, source, sizes, len(self.outputs), outputs, len(lacking), places), *kept
 
     def _shape_of(self, port: Port, plan: Plan) -> Shape:

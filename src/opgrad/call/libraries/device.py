@@ -16,7 +16,7 @@ from opgrad.call.runners import Runner
 from opgrad.contract import Operator, Spec
 from opgrad.contract.signature import is_plain, pairs, plain
 from opgrad.cpu.plans import RUNNERS, Kept
-from opgrad.cpu.runtime.overlap import touch
+from opgrad.cpu.runtime.plan import touch
 
 # From what is no array of the library, or, such as a list, cannot be part of a key.
 ERRORS = (AttributeError, TypeError, RuntimeError, ValueError)

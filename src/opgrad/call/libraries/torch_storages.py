@@ -23,7 +23,7 @@ import torch
 
 from opgrad.call.libraries import torch_private
 from opgrad.contract import Shape
-from opgrad.cpu.runtime import allocation, pool
+from opgrad.cpu.runtime import pool
 
 POOLED_FROM = 1 << 20  # bytes from which a result comes from the pool: malloc itself keeps the memory of smaller ones
 HUGE_FROM = 1 << 22  # bytes from which huge pages are asked for, as NumPy does
@@ -32,7 +32,7 @@ Kept = tuple[Any, int]  # a storage, and where its memory was
 NONE: deque[Kept] = deque()
 
 _kept: dict[int, deque[Kept]] = {}  # by size in bytes
-allocation.EMPTIED.append(_kept.clear)
+pool.EMPTIED.append(_kept.clear)
 # Without the interpreter's lock other threads may change both counts at any time.
 _has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
 _references: Callable[[int], int] | None = torch_private.references if _has_lock else None

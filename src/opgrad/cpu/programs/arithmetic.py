@@ -11,8 +11,7 @@ from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import operator, program
 from opgrad.cpu.programs.reduction import add_sums, grouped
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.program import Program, ceil_div
 
 
 def reduce_sum_training(problem: Problem) -> Program:
@@ -32,7 +31,7 @@ def div_grad(problem: Problem) -> Program:
     full_a = steps.workspace.shared(size) if a_summed else problem["da"]
     full_b = steps.workspace.shared(size) if b_summed else problem["db"]
     if size:
-        blocks, outside = partition.count(n, BLOCK), {"loops": len(loops), "table": steps.tables.add(loops)}
+        blocks, outside = ceil_div(n, BLOCK), {"loops": len(loops), "table": steps.tables.add(loops)}
         steps.add(kernel, size // n * blocks, blocks=blocks, n=n, **outside, da=full_a, db=full_b)
     for summed, terms, result in ((a_summed, full_a, "da"), (b_summed, full_b, "db")):
         if summed:

@@ -28,8 +28,7 @@ from opgrad.cpu.kernels.attention.tiles import (
     TileSizes,
 )
 from opgrad.cpu.programs.product_steps import ProductSteps
-from opgrad.cpu.runtime.program import Address
-from opgrad.cpu.runtime.workspace import Scratch
+from opgrad.cpu.runtime.program import Address, Scratch
 from opgrad.ops.reference import attending
 from opgrad.ops.reference.random import keep_threshold, kept_scale
 

@@ -11,9 +11,7 @@ from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.attention import forward
 from opgrad.cpu.programs.attending import AttentionGradientSteps, AttentionSteps
 from opgrad.cpu.programs.softmax import softmax, softmax_grad
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
-from opgrad.cpu.runtime.workspace import whole_vectors
+from opgrad.cpu.runtime.program import Program, ceil_div, whole_vectors
 from opgrad.ops.reference.random import kept_scale
 
 ORDER: Final = (0, 1, 2)
@@ -95,7 +93,7 @@ def attention(problem: Problem) -> Program:
 
 def _in_parts(b: AttentionSteps, units: int, pitch: int, count: int, arguments: Mapping[str, Any]) -> Program:
     """The program that cuts the keys into parts, so that there are units for threads."""
-    rows, per_part = arguments["sizes"].block * b.group, partition.count(b.sizes.keys, count)
+    rows, per_part = arguments["sizes"].block * b.group, ceil_div(b.sizes.keys, count)
     parts = forward.Parts(count, per_part, rows)
     y, top, total = (b.workspace.shared(units * count * rows * size) for size in (pitch, 1, 1))
     arguments = {**arguments, "parts": parts, "sums": forward.PartSums(y, pitch, top, total)}

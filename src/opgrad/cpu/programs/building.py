@@ -8,9 +8,7 @@ from opgrad.contract.signature import Explain, Problem
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.kernels.loops.map import fill_zeros
 from opgrad.cpu.programs.layout import Loops, precision
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step, Tables, shared_out
-from opgrad.cpu.runtime.workspace import Workspace
+from opgrad.cpu.runtime.program import Program, Step, Tables, Workspace, shared_out, streams
 
 
 class ProgramSteps:
@@ -53,7 +51,7 @@ class ProgramSteps:
             if name in arguments:
                 found[name] = arguments[name]
             elif name == "stream":
-                found[name] = partition.streams(self.problem.bytes)
+                found[name] = streams(self.problem.bytes)
             else:
                 operands = self.problem.operands
                 found[name] = operands[name] if name in operands else self.problem.attributes[name]
@@ -63,7 +61,7 @@ class ProgramSteps:
         """Add the step that writes zeros to a result."""
         spec = self.problem.specs[name]
         n, item = math.prod(spec.shape), spec.dtype.itemsize
-        self.add(fill_zeros, n, item, y=self.problem[name], stream=partition.streams(n * item))
+        self.add(fill_zeros, n, item, y=self.problem[name], stream=streams(n * item))
 
     def program(self, name: str = "", explain: Explain | None = None) -> Program:
         workspace = self.workspace if self.steps and self.workspace.is_used else None

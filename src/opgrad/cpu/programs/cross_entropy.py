@@ -20,9 +20,7 @@ from opgrad.cpu.kernels.loops.rows import tile_size
 from opgrad.cpu.programs import layout as layouts
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.layout import Limits, Loops, keeps_column, layout_of, loops_of
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
-from opgrad.cpu.runtime.workspace import Scratch, Workspace
+from opgrad.cpu.runtime.program import Program, Scratch, Workspace, ceil_div
 
 LABELS_PER_PART: Final = 1 << 13
 AFTER: Final = 64  # spare numbers behind the last one, since a whole vector may read beyond it
@@ -35,7 +33,7 @@ def add_labels(steps: ProgramSteps, by_sample: bool = False) -> tuple[Scratch, S
     """
     problem, shared = steps.problem, steps.workspace.shared
     samples = problem.outer * problem.inner
-    parts = partition.count(samples, LABELS_PER_PART)
+    parts = ceil_div(samples, LABELS_PER_PART)
     found = shared(2 * parts, "int64")
     classes = shared(samples + AFTER, "int32" if problem.n < 2**31 else "int64")
     weights = shared(samples + AFTER)

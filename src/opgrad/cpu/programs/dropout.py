@@ -6,15 +6,14 @@ from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.dropout import BLOCK, GRADIENT, WHOLE_GRADIENT, drop, keep_all
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import program
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.program import Program, ceil_div
 from opgrad.ops.reference.random import keep_threshold, kept_scale
 
 
 def dropout(problem: Problem) -> Program:
     steps, spec, ratio = ProgramSteps(problem), problem.specs["x"], problem.attributes["ratio"]
     n, unit_bytes = math.prod(spec.shape), (2 * spec.dtype.itemsize + 1) * BLOCK
-    units = partition.count(n, BLOCK)
+    units = ceil_div(n, BLOCK)
     if problem.attributes["training_mode"] and ratio != 0.0:
         steps.add(drop, units, unit_bytes, n=n, threshold=keep_threshold(ratio), scale=kept_scale(ratio))
     else:

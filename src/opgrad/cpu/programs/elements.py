@@ -8,8 +8,7 @@ from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.program import Program, ceil_div
 
 
 def operator(kernel: Kernel, result: str, *inputs: str) -> Callable[[Problem], Program]:
@@ -23,7 +22,7 @@ def operator(kernel: Kernel, result: str, *inputs: str) -> Callable[[Problem], P
 
 def program(problem: Problem, kernel: Kernel, result: str, *inputs: str, alpha: Any = 0.0) -> Program:
     """The one step of an elementwise operator, which computes a result from inputs in the formula's order."""
-    steps, blocks, given = ProgramSteps(problem), partition.count(problem.n, BLOCK), [rows(problem, x) for x in inputs]
+    steps, blocks, given = ProgramSteps(problem), ceil_div(problem.n, BLOCK), [rows(problem, x) for x in inputs]
     y = rows(problem, result)
     steps.add(kernel, problem.outer * blocks, blocks=blocks, n=problem.n, inputs=given, y=y, alpha=alpha)
     return steps.program()

@@ -6,8 +6,7 @@ from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.gated import BLOCK, GRADIENTS, VALUES
 from opgrad.cpu.programs import elements
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.program import Program, ceil_div
 
 
 def gated_linear_unit(problem: Problem) -> Program:
@@ -16,5 +15,5 @@ def gated_linear_unit(problem: Problem) -> Program:
 
 def gated_linear_unit_grad(problem: Problem) -> Program:
     steps, n = ProgramSteps(problem), math.prod(problem.specs["dy"].shape)
-    steps.add(GRADIENTS[problem.attributes["activation"]], partition.count(n, BLOCK), n=n)
+    steps.add(GRADIENTS[problem.attributes["activation"]], ceil_div(n, BLOCK), n=n)
     return steps.program()

@@ -12,9 +12,7 @@ from opgrad.cpu.kernels.loops.rows import buffer_size
 from opgrad.cpu.kernels.sort import HOT, MOST_SORTED
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.sort import Sorting
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
-from opgrad.cpu.runtime.workspace import Scratch
+from opgrad.cpu.runtime.program import MAX_PART_BYTES, Program, Scratch, ceil_div, streams
 
 INDICES_PER_PART = 1 << 13
 # Where slices are copied, a slice is prefetched at least so many slices, and at least so many bytes, before its use:
@@ -31,7 +29,7 @@ FEW_COLUMNS: Final = 4096
 
 def check(steps: ProgramSteps, kernel: Kernel, units: int, per_part: int, **arguments: Any) -> None:
     """Add the steps in which every part looks for a wrong index, and the first one is reported."""
-    parts = partition.count(units, per_part)
+    parts = ceil_div(units, per_part)
     found = steps.workspace.shared(parts, "int64")
     steps.add_parts(kernel, units, per_part, **arguments, found=found)
     steps.add_parts(kernels.report_indices, parts=parts, found=found, status=Scratch(), **arguments)
@@ -71,7 +69,7 @@ def copy_slices(steps: ProgramSteps, pre: int, slices: Slices) -> None:
         y=Rows(Operand(y.number, "float32"), words),
         soon=0 if near else max(SOON, SOON_BYTES // slice_bytes),
         buffer=steps.workspace.private(buffer_size(4), "float32"),
-        stream=partition.streams(2 * units * slice_bytes),
+        stream=streams(2 * units * slice_bytes),
     )
 
 
@@ -99,7 +97,7 @@ def sum_slices(steps: ProgramSteps, pre: int, slices: Slices) -> None:
         steps.clear("dx")
         return
     sorting, order = Sorting(steps, count, size), steps.workspace.shared(count + kernels.AHEAD, "int32")
-    ranges = max(1, min(size, round(steps.problem.bytes / (pre * partition.MAX_PART_BYTES))))
+    ranges = max(1, min(size, round(steps.problem.bytes / (pre * MAX_PART_BYTES))))
     arguments = {"slices": slices, "order": order, "starts": sorting.starts, "hot": sorting.hot}
     sorting.add(kernels.SLICES_BY_TARGET, steps.problem["indices"], order)
     steps.add(kernels.sum_slices, pre * ranges, ranges=ranges, per_range=-(-size // ranges), **arguments)
@@ -116,7 +114,7 @@ def sum_hot_slices(steps: ProgramSteps, pre: int, slices: Slices, arguments: dic
     count, _, post = slices
     pieces = max(1, min(PIECES, count // SHORTEST_PIECE)) if pre * post <= FEW_COLUMNS else 1
     width = post if pieces > 1 else kernels.WIDE * steps.lanes
-    strips = partition.count(post, width)
+    strips = ceil_div(post, width)
     sums = steps.workspace.shared(pre * HOT * pieces * post) if pieces > 1 else steps.problem["dx"]
     arguments = {**arguments, "pieces": pieces, "width": width, "strips": strips, "sums": sums}
     steps.add_parts(kernels.sum_hot_slices, pre * pieces * strips, **arguments)

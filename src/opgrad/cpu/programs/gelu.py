@@ -8,8 +8,7 @@ from opgrad.cpu.kernels import gelu as kernels
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.elements import operator
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.program import Program, ceil_div
 
 gelu = operator(kernels.gelu, "y", "x")
 fast_gelu = operator(kernels.fast_gelu, "y", "x")
@@ -28,6 +27,6 @@ def bias_fast_gelu_grad_dx(problem: Problem) -> Program:
 def _behind_bias(problem: Problem, kernel: Kernel) -> Program:
     steps, spec = ProgramSteps(problem), problem.specs["dy"]
     rows, n = math.prod(spec.shape[:-1]), spec.shape[-1]
-    blocks, unit_bytes = partition.count(n, BLOCK), 3 * spec.dtype.itemsize * min(n, BLOCK)
+    blocks, unit_bytes = ceil_div(n, BLOCK), 3 * spec.dtype.itemsize * min(n, BLOCK)
     steps.add(kernel, rows * blocks, unit_bytes, blocks=blocks, n=n)
     return steps.program()

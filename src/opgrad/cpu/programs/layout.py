@@ -22,8 +22,7 @@ from opgrad.cpu.compiler.decorators import Kernel, interface_of, line_lanes, vec
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Step, shared_out
+from opgrad.cpu.runtime.program import Step, ceil_div, shared_out, streams
 
 SETS_BYTES: Final = 4096  # bytes between lines that share a set of a first-level cache of 64 sets
 CROWDED: Final = 64  # lines of a column in one set of it, from which on strips fetch the same lines again and again
@@ -115,7 +114,7 @@ def forward_layout(problem: Problem, kernels: Mapping[str, Any], logarithm: bool
 
 def forward_streams(problem: Problem) -> bool:
     """Whether softmax and log-softmax write past the cache."""
-    return partition.streams(_weight(problem))
+    return streams(_weight(problem))
 
 
 def _weight(problem: Problem) -> int:
@@ -138,7 +137,7 @@ def gradient_streams(problem: Problem) -> bool:
     A line of a column's result is visited for several strips. With non-temporal stores, 1000 x 4096 bfloat16 along axis
     0 took 0.18 ns an element instead of 0.39. Rows get slower by them, rows of 128 up to arrays of 30 MiB.
     """
-    return partition.streams(problem.bytes * (CACHE_PARTS if problem.inner > 1 else 1))
+    return streams(problem.bytes * (CACHE_PARTS if problem.inner > 1 else 1))
 
 
 def is_sixteen_bits(operand: Operand) -> bool:
@@ -203,7 +202,7 @@ def loops_of(
     stream: whether the kernels write past the cache; by default, if the call's arrays do not fit into it.
     lanes: the elements of the kernels' vectors, if not the usual number.
     """
-    stream = partition.streams(problem.bytes) if stream is None else stream
+    stream = streams(problem.bytes) if stream is None else stream
     if not lanes:
         lanes = column_lanes(problem, result) if layout == "columns" and result else vector_lanes(precision(problem))
     units, sizes = units_of(problem, layout, lanes, spare_columns(problem, result, stream) if result else 0)
@@ -218,14 +217,14 @@ def loops_of(
 def units_of(problem: Problem, layout: str, width: int, spare: int) -> tuple[int, dict[str, Any]]:
     """How many units there are, and the sizes that kernels need besides n. width: the lanes of a vector."""
     if layout == "columns":
-        strips = partition.count(problem.inner + spare, width)
+        strips = ceil_div(problem.inner + spare, width)
         return problem.outer * strips, {"strips": Strips(strips, problem.inner)}
     if layout == "split":
-        blocks = partition.count(problem.n, BLOCK)
+        blocks = ceil_div(problem.n, BLOCK)
         return problem.outer * blocks, {"blocks": blocks}
     if layout in ("transposed", "groups", "interleaved"):
         inner = {"inner": problem.inner} if layout == "interleaved" else {}
-        return partition.count(problem.outer, width), {"count": problem.outer, **inner}
+        return ceil_div(problem.outer, width), {"count": problem.outer, **inner}
     return problem.outer, {}
 
 
@@ -268,7 +267,7 @@ def is_crowded(problem: Problem, width: int) -> bool:
     """
     step = problem["x"].n * problem.specs["x"].dtype.itemsize
     crowded = problem.n * math.gcd(step, SETS_BYTES) >= CROWDED * SETS_BYTES
-    return crowded and keeps_column(problem.n, width) and not partition.streams(problem.bytes)
+    return crowded and keeps_column(problem.n, width) and not streams(problem.bytes)
 
 
 def keeps_column(n: int, width: int) -> bool:

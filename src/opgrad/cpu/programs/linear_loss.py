@@ -17,8 +17,7 @@ from opgrad.cpu.kernels.gemm import BLOCK_ROWS, Matrix, ProductSizes
 from opgrad.cpu.programs.cross_entropy import add_labels, reduction_of
 from opgrad.cpu.programs.product_steps import ProductSteps
 from opgrad.cpu.programs.quantized import add_product, kernel_of, weights_of
-from opgrad.cpu.runtime.partition import round_up
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.program import Program, round_up
 
 CHUNK_BYTES: Final = 64 << 20  # of logits
 FEWEST_TOKENS: Final = 24  # of a chunk: the weights are read anew for each

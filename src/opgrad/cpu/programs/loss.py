@@ -10,9 +10,7 @@ from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples, add_
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.cross_entropy import LOSS, gradient, loss_program
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
-from opgrad.cpu.runtime.workspace import Scratch
+from opgrad.cpu.runtime.program import Program, Scratch, ceil_div, units_per_part
 
 
 def _samples(problem: Problem, name: str) -> tuple[int, int]:
@@ -47,7 +45,7 @@ def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
 def softmax_cross_entropy(problem: Problem) -> Program:
     steps, (samples, n), reduction = ProgramSteps(problem), _samples(problem, "logits"), problem.attributes["reduction"]
     unit_bytes = 3 * n * problem.specs["logits"].dtype.itemsize
-    parts = partition.count(samples, partition.per_part(max(samples, 1), unit_bytes))
+    parts = ceil_div(samples, units_per_part(max(samples, 1), unit_bytes))
     divisor, sums = samples if reduction == "mean" else 1.0, steps.workspace.shared(parts, "float64")
     into = LossReduction(reduction == "none", False, divisor, Scratch(), sums)
     given = {"logits": Rows(problem["logits"], n), "y": Rows(problem["log_prob"], n), "options": problem["labels"]}
@@ -62,7 +60,7 @@ def softmax_cross_entropy_grad(problem: Problem) -> Program:
     samples, n = _samples(problem, "log_prob")
     # If there is one dy for all samples, all of them are treated as one long row.
     rows, length = (samples, n) if reduction == "none" else (1, samples * n)
-    blocks = partition.count(length, BLOCK)
+    blocks = ceil_div(length, BLOCK)
     unit_bytes = 3 * min(length, BLOCK) * problem.specs["log_prob"].dtype.itemsize
     inverse = 1.0 / samples if reduction == "mean" and samples else 1.0
     steps.add(dense_gradient, rows * blocks, unit_bytes, blocks=blocks, n=length, inverse=inverse)

@@ -24,9 +24,7 @@ from opgrad.cpu.kernels.normalization import (
     Planes,
 )
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
-from opgrad.cpu.runtime.workspace import whole_vectors
+from opgrad.cpu.runtime.program import Program, ceil_div, whole_vectors
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
 FEW_ROWS = 16
@@ -77,7 +75,7 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     if not n:
         return steps.program()
     per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
-    blocks, step = partition.count(rows, per_block), whole_vectors(n, steps.workspace.precision)
+    blocks, step = ceil_div(rows, per_block), whole_vectors(n, steps.workspace.precision)
     arguments = {"rows": rows, "n": n, "per_block": per_block, "blocks": blocks, "coefficients": None}
     arguments |= {"sums": Rows(steps.workspace.shared(blocks * 2 * step), step), **_statistics(problem)}
     if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * normalization.ROW_STRIP):
@@ -93,12 +91,12 @@ def _add_split_rows(
     steps: ProgramSteps, kernels: GradientKernels, rows: int, n: int, arguments: Mapping[str, Any]
 ) -> None:
     """Add the steps for rows that threads share."""
-    per_row = partition.count(n, BLOCK)
+    per_row = ceil_div(n, BLOCK)
     partial, coefficients = steps.workspace.shared(2 * rows * per_row), steps.workspace.shared(2 * rows)
     arguments = {**arguments, "per_row": per_row, "partial": partial, "coefficients": coefficients}
     steps.add_parts(kernels.row_sums, rows * per_row, **arguments)
     steps.add_parts(normalization.row_coefficients, **arguments)
-    steps.add(kernels.strips, arguments["blocks"] * partition.count(n, normalization.ROW_STRIP), **arguments)
+    steps.add(kernels.strips, arguments["blocks"] * ceil_div(n, normalization.ROW_STRIP), **arguments)
 
 
 # --- batch normalization -------------------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ class _BatchSteps(ProgramSteps):
         samples, channels, *plane = problem.specs["x"].shape
         size, self.by_planes, self.by_columns = math.prod(plane), by_planes, by_columns
         self.is_short = size < self.lanes
-        self.planes = Planes(samples, channels, size, partition.count(size, TILE), max(1, TILE // max(size, 1)))
+        self.planes = Planes(samples, channels, size, ceil_div(size, TILE), max(1, TILE // max(size, 1)))
         self.elements = samples * size
         *self.read, written = (problem[name] for name in names)
         self.table = self._rows(by_planes.numbers, channels)
@@ -160,7 +158,7 @@ class _BatchSteps(ProgramSteps):
 
     def _take_columns(self, samples: int, columns: int) -> None:
         """Add what kernels by columns are given: sizes and memory."""
-        blocks, strips = partition.count(samples, SAMPLES), partition.count(columns, STRIP)
+        blocks, strips = ceil_div(samples, SAMPLES), ceil_div(columns, STRIP)
         self.columns, self.units, self.joined = columns, blocks * strips, self._rows(2, columns)
         wide: Any = self._rows(self.by_planes.numbers, columns)
         numbers = [Rows(wide.data.moved(row * wide.step), 0) for row in range(self.by_planes.numbers)]
@@ -186,7 +184,7 @@ class _BatchSteps(ProgramSteps):
     def _sums_of_planes(self) -> None:
         """Channel by channel if the arrays of one that are read stay in the cache, otherwise step by step."""
         kernels, planes = self.by_planes, self.planes
-        blocks = partition.count(planes.samples * planes.tiles, planes.per_block)
+        blocks = ceil_div(planes.samples * planes.tiles, planes.per_block)
         sums = BlockSums(self.workspace.shared(2 * planes.channels * blocks), blocks, 2, 2 * blocks, 1, 1)
         read_bytes = len(self.read) * self.elements * DTYPES[self.problem["x"].dtype].itemsize
         if planes.channels >= FEW_CHANNELS and read_bytes <= CHANNEL_BYTES:

@@ -9,9 +9,7 @@ from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
-from opgrad.cpu.runtime.workspace import Scratch
+from opgrad.cpu.runtime.program import Program, Scratch, ceil_div
 
 
 class AdamWStep(NamedTuple):
@@ -96,7 +94,7 @@ def checked_rates(operator: str, alpha: float, beta: float, adam_mode: int, corr
 
 def clip_grad_norm(problem: Problem) -> Program:
     steps, lists, first_part = ProgramSteps(problem), _lists(problem, "gradients", "clipped"), 0
-    parts = [partition.count(size, BLOCK) for size, _ in lists]
+    parts = [ceil_div(size, BLOCK) for size, _ in lists]
     found, factor = (steps.workspace.shared(size, "float64") for size in (sum(parts), 1))
     for (size, (gradient, _)), count in zip(lists, parts, strict=True):
         steps.add_parts(sum_squares, size, BLOCK, x=gradient, partial=found, first=first_part)

@@ -12,8 +12,7 @@ from opgrad.cpu.kernels.loops.weighted import Along
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.gather import check
 from opgrad.cpu.programs.resize import add_rows, along
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Tables
+from opgrad.cpu.runtime.program import Program, Tables, units_per_part
 from opgrad.ops.reference.windows import MOST_AXES, WindowAxis, average_pool_axes
 
 ONE_WINDOW: Final = WindowAxis(1, 1, 1)
@@ -24,7 +23,7 @@ def max_pool_grad(problem: Problem) -> Program:
     planes, size = math.prod(shape[:2]), math.prod(shape[2:])
     if not planes or not size + windows:
         return Program(())
-    steps, per_part = ProgramSteps(problem), partition.per_part(planes, problem.bytes / planes)
+    steps, per_part = ProgramSteps(problem), units_per_part(planes, problem.bytes / planes)
     sizes = (*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:])
     kernel, memory = kernels.add_to_maxima, {}
     if problem["dx"].dtype in ("float16", "bfloat16"):

@@ -3,7 +3,7 @@
 from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime.partition import round_up
+from opgrad.cpu.runtime.program import round_up
 
 
 class ProductSteps(ProgramSteps):

@@ -15,7 +15,7 @@ from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.compiler.parameters import Strips
 from opgrad.cpu.kernels.loops.fold import BLOCK, DEEP, WIDE, sum_columns, sum_integers, sum_rows
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import ceil_div
 
 
 def grouped(shape: Iterable[int], summed: frozenset[int]) -> list[tuple[int, bool]]:
@@ -53,7 +53,7 @@ def _sum(steps: ProgramSteps, before: int, n: int, after: int, x: Any, y: Any) -
         steps.add(sum_integers, before * after, n * 8, n=n, after=after, x=x, y=y)
         return
     size = BLOCK if after == 1 else DEEP
-    blocks = partition.count(n, size)
+    blocks = ceil_div(n, size)
     if blocks > 1:
         partial = steps.workspace.shared(before * blocks * after)
         _sum_blocks(steps, before, n, after, blocks, size, x, partial)
@@ -68,6 +68,6 @@ def _sum_blocks(steps: ProgramSteps, before: int, n: int, after: int, blocks: in
         steps.add(sum_rows, units, 4 * size, **arguments)
         return
     precise = "float64" in (x.dtype, y.dtype)
-    strips = partition.count(after, WIDE * vector_lanes("float64" if precise else "float32"))
+    strips = ceil_div(after, WIDE * vector_lanes("float64" if precise else "float32"))
     unit_bytes = 4 * size * after / strips
     steps.add(sum_columns, units * strips, unit_bytes, strips=Strips(strips, after), **arguments)

@@ -20,8 +20,7 @@ from opgrad.cpu.kernels.cross_entropy.options import (
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.cross_entropy import add_labels
 from opgrad.cpu.programs.layout import layout_of, loops_of
-from opgrad.cpu.runtime.program import Program
-from opgrad.cpu.runtime.workspace import Scratch
+from opgrad.cpu.runtime.program import Program, Scratch
 
 
 def scaling_of(problem: Problem) -> Scaling:

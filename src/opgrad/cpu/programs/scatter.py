@@ -31,8 +31,7 @@ from opgrad.cpu.kernels.scatter import (
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.gather import INDICES_PER_PART, check, check_count, check_indices, copy_slices, sum_slices
 from opgrad.cpu.programs.sort import Sorting
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Tables
+from opgrad.cpu.runtime.program import MAX_PART_BYTES, Program, Tables, ceil_div, streams
 
 CACHED = 1 << 17  # bytes of a strip of x that stay in the second-level cache with all that goes through it
 NARROW = 16  # lines of a strip at least, if there are so many side by side: a cache line of float32
@@ -143,7 +142,7 @@ class AxisLines:
 
     def strips(self, width: int) -> tuple[int, "LineStrips"]:
         """How many strips of `width` lines there are, and the kernels' argument about them."""
-        strips = partition.count(self.run, width)
+        strips = ceil_div(self.run, width)
         bundle = LineStrips(strips, width, self.run, self.table, self.axes, self.n, self.size, *self.steps)
         return self.rows * strips, bundle
 
@@ -177,9 +176,9 @@ def copy_lines(steps: ProgramSteps, lines: AxisLines) -> None:
         return
     item = problem.specs["x"].dtype.itemsize
     strips, bundle = lines.strips(_width(lines, item))
-    blocks = max(1, round(count * 2 * item / (strips * partition.MAX_PART_BYTES)))
+    blocks = max(1, round(count * 2 * item / (strips * MAX_PART_BYTES)))
     per_block = -(-lines.n // blocks)
-    blocks = partition.count(lines.n, per_block)
+    blocks = ceil_div(lines.n, per_block)
     x, y = (Operand(problem[name].number, f"int{8 * item}") for name in ("x", "y"))  # what is copied is not converted
     arguments = {"lines": bundle, "per_block": per_block, "blocks": blocks, "asked": 0}
     if blocks == 1 and lines.run == 1 and lines.steps == (1, 1) and lines.size * item <= CACHED:
@@ -221,9 +220,9 @@ def slice_grad(problem: Problem) -> Program:
     loops, (n, row) = _joined(shape, taken)
     rows, chosen = loops.pop() if loops else (1, range(1))
     table = steps.tables.add([(length, picked.start, picked.step, len(picked)) for length, picked in reversed(loops)])
-    blocks, given = partition.count(n, BLOCK), {"columns": _axis_range(row), "x": problem["dy"], "y": problem["dx"]}
+    blocks, given = ceil_div(n, BLOCK), {"columns": _axis_range(row), "x": problem["dy"], "y": problem["dx"]}
     given |= {"rows": rows, "picked": _axis_range(chosen), "table": table, "axes": len(loops)}
-    stream = partition.streams(problem.bytes) and row.step == 1
+    stream = streams(problem.bytes) and row.step == 1
     steps.add(scatter_rows, size // n * blocks, blocks=blocks, n=n, stream=stream, **given)
     return steps.program()
 

@@ -11,8 +11,7 @@ from opgrad.cpu.kernels import several as kernels
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.several import ByteRows
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.program import Program, ceil_div, streams
 
 # Bytes of rows that are written past the cache: the incomplete lines at both ends of a shorter one would cost more than
 # reading what is overwritten.
@@ -21,8 +20,8 @@ SHORTEST_PAST: Final = 512
 
 def _copy(steps: ProgramSteps, rows: int, size: int, x: ByteRows, y: ByteRows) -> None:
     """Add the step that copies so many rows of so many bytes, past the cache where they are long enough."""
-    blocks, unit_bytes = partition.count(size, kernels.COPY_BYTES), 2 * min(size, kernels.COPY_BYTES)
-    past = size >= SHORTEST_PAST and size % 4 == 0 and partition.streams(steps.problem.bytes)
+    blocks, unit_bytes = ceil_div(size, kernels.COPY_BYTES), 2 * min(size, kernels.COPY_BYTES)
+    past = size >= SHORTEST_PAST and size % 4 == 0 and streams(steps.problem.bytes)
     steps.add(kernels.copy_rows, rows * blocks, unit_bytes, blocks=blocks, size=size, x=x, y=y, stream=past)
 
 
@@ -84,7 +83,7 @@ def _reduction(problem: Problem, each: Kernel, last: Kernel, result: str, word: 
     """A step for each array, whose parts write partial results side by side, and a step that combines all of them."""
     steps, names = ProgramSteps(problem), problem.listed("arrays")
     sizes = [_elements(problem, name) for name in names]
-    parts = [partition.count(size, BLOCK) for size in sizes]
+    parts = [ceil_div(size, BLOCK) for size in sizes]
     partial = steps.workspace.shared(sum(parts), word)
     for name, size, count, end in zip(names, sizes, parts, accumulate(parts), strict=True):
         steps.add_parts(each, size, BLOCK, x=problem[name], partial=partial, first=end - count, **arguments)

@@ -5,7 +5,7 @@ from typing import Any, Final
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels.sort import HOT, scan_counts
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime import partition
+from opgrad.cpu.runtime.program import ceil_div
 
 MOST_PARTS: Final = 8  # since each part needs a count for every key
 FEWEST_OF_PART: Final = 1 << 14  # positions
@@ -21,7 +21,7 @@ class Sorting:
     def __init__(self, steps: ProgramSteps, count: int, size: int):
         self.into, self.count = steps, count
         self.per_part = -(-count // max(1, min(MOST_PARTS, count // max(size, FEWEST_OF_PART))))
-        parts, shared = partition.count(count, self.per_part), steps.workspace.shared
+        parts, shared = ceil_div(count, self.per_part), steps.workspace.shared
         self.starts, self.hot = shared(size + 1, "int64"), shared(HOT + 2, "int64")
         self.arguments = {"parts": parts, "count": count, "size": size, "starts": self.starts, "hot": self.hot}
         self.arguments["counts"] = shared(parts * size, "int32")

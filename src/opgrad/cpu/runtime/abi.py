@@ -25,7 +25,7 @@ import numpy as np
 
 from opgrad.base.locks import settling
 from opgrad.cpu.compiler.structures import Structure, at, structure
-from opgrad.cpu.runtime.threads.system import system
+from opgrad.cpu.runtime.system import system
 
 # An object begins with its reference count and its type; the fields of its type follow. All offsets are in bytes.
 HEADER: Final = object.__basicsize__

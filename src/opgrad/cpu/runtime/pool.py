@@ -1,23 +1,33 @@
-"""The pool: keeps the memory of released results for later ones, since new pages cost as much time as many a kernel.
+"""The pool: keeps released memory of results and of calls' work, since new pages cost as much time as many a kernel.
 
 A large block is a memory mapping of its own, in huge pages where the system has them. A small block comes from malloc.
 Each block begins with one cache line that describes it; its data follow. Released blocks are kept in the slots of one
-table, at most LIMIT bytes in all; the block that was released first is given back first. A result gets the smallest
+table, at most LIMIT bytes in all; the block that was released first is given back first. A request gets the smallest
 kept block that holds it and is at most a quarter larger, or else a new block.
 
 No thread ever waits for another. So a process may fork at any time, and any thread may release memory, with or without
 the interpreter's lock. A thread that swaps BUSY into a slot owns the slot: it takes the block out or puts one in, and
 then releases the slot by one store. A thread that loses the swap allocates or frees memory as if there were no pool.
+
+NumPy lets a program allocate the data of arrays by a handler of its own (NEP 49), which the array keeps. The handler is
+part of a context of `contextvars`: results are made in a context of ours, arrays made elsewhere are not affected.
 """
 
 import ctypes
+import math
 import mmap
 import os
-from functools import cache
+from collections.abc import Callable
+from contextvars import Context
+from functools import cache, partial
 from typing import Final
+
+import numpy as np
 
 from opgrad.base import limits
 from opgrad.base.locks import in_child, settling
+from opgrad.contract import Array, Spec
+from opgrad.contract.arrangement import contiguous
 from opgrad.cpu.compiler.decorators import inline, native
 from opgrad.cpu.compiler.structures import Structure, at, behind, place, structure
 from opgrad.cpu.compiler.words import (
@@ -28,7 +38,8 @@ from opgrad.cpu.compiler.words import (
     call_address,
     copy_bytes,
 )
-from opgrad.cpu.runtime.threads.system import system
+from opgrad.cpu.runtime import abi
+from opgrad.cpu.runtime.system import system
 
 
 @structure
@@ -342,7 +353,7 @@ def held() -> int:
     return 0 if _pool is None else _pool.held
 
 
-def empty() -> None:
+def empty_kept() -> None:
     """Give all memory that is kept back to the system."""
     if _pool is not None:
         drop.call(table())
@@ -360,3 +371,112 @@ def _settle_after_fork() -> None:
 
 
 in_child(_settle_after_fork)
+
+
+STACK_WORDS: Final = 1024  # most words that lie on the stack; taking memory from the pool costs 0.1 µs
+
+
+@structure
+class Source(Structure):
+    """Where memory comes from: the address of the pool's table, and of its malloc and free."""
+
+    pool: int
+    take: int
+    give: int
+
+
+@inline
+def take(source: int, size: int) -> int:
+    """Memory of so many bytes that starts a cache line; 0 if the system refuses."""
+    found = at(Source, source)
+    return call_address(found.take, found.pool, size)
+
+
+@inline
+def give(source: int, memory: int, size: int) -> None:
+    """Give memory back that was taken."""
+    found = at(Source, source)
+    call_address(found.give, found.pool, memory, size)
+
+
+def source(size: int) -> int:
+    """The address of the source from which native code takes so many bytes; 0 if they lie on the stack."""
+    return _source().address if size > 8 * STACK_WORDS else 0
+
+
+@cache
+def _source() -> Source:
+    """The source, which is never freed, since plans and threads may use it while the interpreter ends."""
+    with settling:
+        found = Source(table(), malloc.address, free.address)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(found))
+        return found
+
+
+POOLED_FROM = 1 << 16  # bytes from which a result comes from the pool
+NAME_BYTES, VERSION = 127, 1  # of a handler
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+class _Handler(ctypes.Structure):
+    """PyDataMem_Handler with its PyDataMemAllocator."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * NAME_BYTES),
+        ("version", ctypes.c_uint8),
+        ("context", ctypes.c_void_p),
+        ("malloc", ctypes.c_void_p),
+        ("calloc", ctypes.c_void_p),
+        ("realloc", ctypes.c_void_p),
+        ("free", ctypes.c_void_p),
+    )
+
+
+@cache
+def _context() -> Context:
+    """A context in which NumPy's arrays come from the pool. Its copies are used: one runs a single call at a time."""
+    with settling:
+        functions = (each.address for each in (malloc, calloc, realloc, free))
+        handler = _Handler(b"opgrad", VERSION, table(), *functions)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))  # arrays outlive the interpreter's objects
+        capsule = _new_capsule(ctypes.addressof(handler), b"mem_handler", None)
+        context = Context()
+        set_handler = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(abi.numpy_function(abi.SET_HANDLER))
+        context.run(set_handler, capsule)
+        return context
+
+
+def maker(spec: Spec) -> Callable[[], Array]:
+    """A function that makes arrays of this shape, dtype and these strides, which leave no gaps.
+
+    A large one starts a cache line, so that its vectors can be written past the cache.
+    """
+    axes = tuple(range(len(spec.shape)))
+    in_c_order = spec.strides == contiguous(spec.shape, axes, spec.dtype.itemsize)
+    plain = partial(np.empty, spec.shape, spec.dtype) if in_c_order else partial(np.empty_like, _placed(spec))
+    if spec.dtype.itemsize * math.prod(spec.shape) < POOLED_FROM or abi.NUMPY_FUNCTIONS in abi.unlike():
+        return plain
+    context = _context()
+    return lambda: context.copy().run(plain)
+
+
+def _placed(spec: Spec) -> Array:
+    """An array, without memory, with the strides that `empty_like` takes over."""
+    word = np.empty(1, f"V{spec.dtype.itemsize}")  # `as_strided` knows NumPy's own dtypes alone
+    return np.lib.stride_tricks.as_strided(word, spec.shape, spec.strides).view(spec.dtype)
+
+
+EMPTIED: list[Callable[[], None]] = []  # called when the pool is emptied, of libraries that keep memory of their own
+
+
+def empty_pool() -> None:
+    """Give the memory of released results and of calls' work, which is kept for new ones, back to the system.
+
+    Arrays that are in use stay as they are. Their memory is kept again when they are released; OPGRAD_POOL_BYTES=0 in
+    the environment keeps none.
+    """
+    empty_kept()
+    for empty in EMPTIED:
+        empty()

@@ -9,8 +9,7 @@ import onnxruntime
 
 from opgrad.cpu.compiler import processes
 from opgrad.cpu.compiler.processes import Progress
-from opgrad.cpu.runtime import plan, pool
-from opgrad.cpu.runtime.threads import workers
+from opgrad.cpu.runtime import plan, pool, workers
 from opgrad.onnxruntime import compute
 
 CALLS = (

@@ -10,9 +10,8 @@ from opgrad.contract.signature import Operand
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.passes import Pass, per_part
-from opgrad.cpu.runtime.program import Address
+from opgrad.cpu.runtime.plan import Pass, per_part
+from opgrad.cpu.runtime.program import Address, ceil_div
 from opgrad.training.files.rules import AdamWRule, Rule, SGDRule
 
 # A pass over fewer bytes runs in one thread. After a run of the graph onnxruntime's threads keep spinning, so that
@@ -32,7 +31,7 @@ class GradientNorm:
     """
 
     def __init__(self, gradients: np.ndarray):
-        parts = partition.count(gradients.size, per_part(gradients.size, gradients.nbytes))
+        parts = ceil_div(gradients.size, per_part(gradients.size, gradients.nbytes))
         self._sums = np.zeros(parts)
         sums = Address(self._sums.ctypes.data, "float64")
         arguments = {"partial": sums, "first": 0}

@@ -15,8 +15,7 @@ from opgrad.cpu.kernels import convolution
 from opgrad.cpu.kernels.convolution import GridSteps, Images, ImageSizes, Ranges, Signals
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.convolution.grid import SignalLayout
-from opgrad.cpu.runtime.partition import round_up
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.program import Program, round_up
 
 PART_PRODUCTS: Final = 1 << 18  # products that take 5 µs: less is not worth another part
 MOST_PARTS: Final = 64

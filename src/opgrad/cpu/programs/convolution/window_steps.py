@@ -11,7 +11,7 @@ from opgrad.cpu.kernels import convolution, gemm
 from opgrad.cpu.kernels.convolution import Gathered, Images, WindowTables
 from opgrad.cpu.programs.convolution.grid import SignalLayout
 from opgrad.cpu.programs.convolution.steps import CHUNK_BYTES, GradientSteps, SignalSizes
-from opgrad.cpu.runtime.partition import round_up
+from opgrad.cpu.runtime.program import round_up
 from opgrad.ops.reference.windows import WindowAxis
 
 # Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a

@@ -33,9 +33,7 @@ from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.fused import formulas
 from opgrad.cpu.programs.layout import Limits, gradient_limits, keeps_column, layout_of, spare_columns, units_of
-from opgrad.cpu.runtime import partition
-from opgrad.cpu.runtime.program import Program, Step, shared_out
-from opgrad.cpu.runtime.workspace import Scratch
+from opgrad.cpu.runtime.program import Program, Scratch, Step, shared_out, streams
 from opgrad.ops.reference.primitive import STATE, Applied, gradient_name
 from opgrad.ops.reference.random import keep_threshold
 
@@ -234,7 +232,7 @@ class _FusedSteps(ProgramSteps):
         """Add the kernels' steps. is_packed: whether the rows of all arrays but the results lie without gaps."""
         problem, kernels = self.problem, kernels_of(form)
         keeps = self.layout != "columns" or keeps_column(problem.n, self.lanes)
-        stream = partition.streams(problem.bytes) and keeps
+        stream = streams(problem.bytes) and keeps
         units, sizes = units_of(problem, self.layout, self.lanes, spare_columns(problem, self.result, stream))
         arguments |= sizes
         memory = self.memory(form.drops, stream)

@@ -1,7 +1,7 @@
 """Runs the parts of a call on several threads: on workers of our own, which never touch Python, or on OpenMP's threads.
 
 opgrad brings no OpenMP. Two of its runtimes in one process stall each other, it hangs after a fork, and some systems
-lack it. If PyTorch has brought one, its threads do the parts (`openmp.py`). A worker spins for some tens of
+lack it. If PyTorch has brought one, its threads do the parts (`threads.py`). A worker spins for some tens of
 microseconds after its last job, and then sleeps. It costs about 1 µs to hand a job to spinning workers and to wait
 until they have done it.
 
@@ -37,7 +37,7 @@ from collections.abc import Sequence
 
 from opgrad.base.limits import MOST_THREADS
 from opgrad.cpu.compiler.decorators import inline, native
-from opgrad.cpu.compiler.structures import at
+from opgrad.cpu.compiler.structures import Structure, at, structure
 from opgrad.cpu.compiler.words import (
     CACHE_LINE,
     atomic_add,
@@ -45,22 +45,205 @@ from opgrad.cpu.compiler.words import (
     atomic_store,
     atomic_swap_if,
     call_address,
+    load_word,
     spin_hint,
+    store_word,
 )
-from opgrad.cpu.runtime.threads.block import (
-    FIELD,
-    GENERATION,
-    MAY_JOIN,
-    MOST_SHARES,
-    NO_CPU,
-    SPINS,
-    Block,
-    Team,
-    Work,
-    new_block,
-)
-from opgrad.cpu.runtime.threads.cpus import keep_workers_apart, lend_cpu, move_late
-from opgrad.cpu.runtime.threads.system import system
+from opgrad.cpu.runtime.system import system
+
+MOST_SHARES = 64
+MASK_WORDS = 16  # of a set of CPUs: 1024 CPUs
+MASK = 8 * MASK_WORDS  # bytes
+NO_CPU = -1
+GENERATION, MAY_JOIN = 32, 16  # how far these are shifted in the word `Block.job`
+FIELD = 0xFFFF
+SPINS = 1500  # how often a worker looks for the next job before it sleeps: for about 50 µs
+
+
+@structure
+class Block(Structure):
+    """A pool: where its words lie, and the system's functions. Only c_limit is ever changed once threads run."""
+
+    lock: int  # 1 while some caller owns the pool
+    # generation << 32 | workers that may join << 16 | workers inside; the generation is odd while the job is open
+    job: int
+    current: int  # the `Work` of the job
+    next: int  # the next part of each thread's share, one on each cache line
+    asleep: int  # 1 while the owner sleeps until its workers have left the job
+    sleepers: int
+    started: int
+    finished: int  # how many of OpenMP's threads have found no part left
+    cpu: int  # that of the last caller
+    mutex: int
+    condition: int
+    left_mutex: int
+    left_condition: int
+    # The system's number of each worker's thread; of OpenMP's threads, by their numbers in the region, and negative
+    # once they have no part left.
+    threads: int
+    callers: int  # the CPUs that the caller may use, but the one that it runs on
+    now: int  # those that a worker has now
+    masks: int  # for each worker the CPUs that it may use, and those of them that it was given
+    teams: int  # a `Team` for each number of workers
+    c_lock: int
+    c_unlock: int
+    c_wait: int
+    c_wake: int
+    c_set_affinity: int  # Linux
+    c_get_affinity: int
+    c_get_thread: int
+    c_get_cpu: int
+    # If OpenMP's threads do the parts: what runs a parallel region, what returns in it a thread's number and how many
+    # threads there are, the system's function that lets other threads run first, and what each thread runs.
+    c_region: int
+    c_number: int
+    c_size: int
+    c_yield: int
+    c_work: int
+    c_limit: int  # if PyTorch is loaded: the function that returns how many threads PyTorch would use
+
+
+@structure
+class Work(Structure):
+    """A task, the address of its arguments, and the number of its parts."""
+
+    task: int
+    arguments: int
+    parts: int
+    shares: int  # in a region of OpenMP alone
+
+
+@structure
+class Team(Structure):
+    """How many workers of a pool may help a call."""
+
+    pool: int
+    workers: int
+
+
+WORDS = "lock", "job", "asleep", "sleepers", "started", "finished", "cpu"
+WAITING = "mutex", "condition", "left_mutex", "left_condition"
+BYTES = {
+    **dict.fromkeys(WORDS, 8),
+    **dict.fromkeys(WAITING, 128),
+    "current": ctypes.sizeof(Work),
+    "next": CACHE_LINE * MOST_SHARES,
+    "threads": 8 * MOST_SHARES,
+    "callers": MASK,
+    "now": MASK,
+    "masks": 2 * MASK * MOST_SHARES,
+    "teams": ctypes.sizeof(Team) * MOST_THREADS,
+}
+
+
+def new_block() -> Block:
+    """The memory of a new pool, all zero. It is never freed: workers outlive the interpreter's objects."""
+    lines = {name: -(-size // CACHE_LINE) for name, size in {"": ctypes.sizeof(Block), **BYTES}.items()}
+    memory = ctypes.create_string_buffer(CACHE_LINE * (sum(lines.values()) + 1))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+    start = -(-ctypes.addressof(memory) // CACHE_LINE) * CACHE_LINE
+    block, following = at(Block, start), start + CACHE_LINE * lines[""]
+    for name in BYTES:
+        setattr(block, name, following)
+        following += CACHE_LINE * lines[name]
+    return block
+
+
+@inline
+def keep_workers_apart(pool: Block) -> None:
+    """Keep the workers off the caller's CPU, unless it is the one of the call before.
+
+    The scheduler may wake a helper on the caller's CPU though another is idle, as on virtual machines, and leaves it
+    there for milliseconds, in which the caller waits: after a pause of 20 ms relu of a million elements took 7.8 ms
+    and takes 0.3 (Zen 5, 2 threads). Threads that are not ours, such as OpenMP's, run where their owners let them.
+    """
+    if pool.c_get_cpu:
+        cpu = call_address(pool.c_get_cpu) & 0xFFFF
+        if cpu != load_word(pool.cpu, 0) and cpu < 64 * MASK_WORDS:
+            store_word(pool.cpu, 0, cpu)
+            if _read_mask(pool, 0, pool.callers):
+                _take_out(pool.callers, cpu)
+                for worker in range(min(atomic_load(pool.started), MOST_SHARES)):
+                    _keep_apart(pool, atomic_load(pool.threads + 8 * worker), pool.masks + 2 * MASK * worker)
+
+
+@inline
+def _read_mask(pool: Block, thread: int, cpus: int) -> bool:
+    """Write the CPUs of a thread, 0 for this one, at an address. Returns whether the system has told them."""
+    return call_address(pool.c_get_affinity, thread, MASK, cpus) & 0xFFFFFFFF == 0
+
+
+@inline
+def _give_mask(pool: Block, thread: int, cpus: int) -> None:
+    """Let a thread run on the CPUs at an address alone."""
+    call_address(pool.c_set_affinity, thread, MASK, cpus)
+
+
+@inline
+def _take_out(cpus: int, cpu: int) -> None:
+    """Take a CPU out of a set of them."""
+    store_word(cpus, cpu // 64, load_word(cpus, cpu // 64) & ~(1 << (cpu % 64)))
+
+
+@inline
+def _keep_apart(pool: Block, thread: int, allowed: int) -> None:
+    """Keep a worker off the caller's CPU, on others that both may use, if there are any.
+
+    The worker may use the CPUs that it had when it started. If it has others now than it was given here, somebody has
+    changed them, as `taskset` does, and the worker may use these from then on. If somebody changes the CPUs of all
+    threads, and a worker's happen to be those that it was given, the change is respected all the same, because a worker
+    is never given a CPU that the caller may not use.
+    """
+    if thread == 0 or not _read_mask(pool, thread, pool.now):  # 0: the worker has not written its number yet
+        return
+    given, changed, left = allowed + MASK, False, 0
+    for word in range(MASK_WORDS):
+        changed |= load_word(pool.now, word) != load_word(given, word)
+    for word in range(MASK_WORDS):
+        if changed:
+            store_word(allowed, word, load_word(pool.now, word))
+        left |= load_word(allowed, word) & load_word(pool.callers, word)
+    if left:
+        for word in range(MASK_WORDS):
+            store_word(given, word, load_word(allowed, word) & load_word(pool.callers, word))
+        _give_mask(pool, thread, given)
+
+
+@inline
+def lend_cpu(pool: Block) -> None:
+    """Let the workers run on the caller's CPU, too, until the next call keeps them off it."""
+    if pool.c_get_cpu and load_word(pool.cpu, 0) != NO_CPU:
+        store_word(pool.cpu, 0, NO_CPU)
+        for worker in range(min(atomic_load(pool.started), MOST_SHARES)):
+            thread, allowed = atomic_load(pool.threads + 8 * worker), pool.masks + 2 * MASK * worker
+            if thread:
+                for word in range(MASK_WORDS):
+                    store_word(allowed + MASK, word, load_word(allowed, word))
+                _give_mask(pool, thread, allowed)
+
+
+@inline
+def move_off(pool: Block, thread: int) -> None:
+    """Move a thread that waits for the caller's CPU to another one. Afterwards it may use the same CPUs as before."""
+    cpu = call_address(pool.c_get_cpu) & 0xFFFF
+    if thread and cpu < 64 * MASK_WORDS and _read_mask(pool, thread, pool.now):
+        with_own, left = load_word(pool.now, cpu // 64), 0
+        _take_out(pool.now, cpu)
+        for word in range(MASK_WORDS):
+            left |= load_word(pool.now, word)
+        if left:
+            _give_mask(pool, thread, pool.now)
+            store_word(pool.now, cpu // 64, with_own)
+            _give_mask(pool, thread, pool.now)
+
+
+@inline
+def move_late(pool: Block, size: int) -> None:
+    """Move the threads of the region that still have parts off the caller's CPU."""
+    for number in range(1, min(size, MOST_SHARES)):
+        thread = atomic_load(pool.threads + 8 * number)
+        if thread > 0:
+            move_off(pool, thread)
 
 
 @inline
