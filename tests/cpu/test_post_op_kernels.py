@@ -10,7 +10,7 @@ from guards import Guarded
 
 from opgrad.cpu.compiler.decorators import kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer
-from opgrad.cpu.kernels.fused import post_ops
+from opgrad.cpu.kernels.fused import form
 from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.numerics.eltwise import FORMULAS
 
@@ -103,7 +103,7 @@ CONSTANTS = {
     "swish": [(1.0, 0.0), (1.702, 0.0), (-0.1, 0.0), (0.0, 0.0), (1e-30, 0.0)],
 }
 ELTWISE = [(name, *constants) for name in FORMULAS for constants in CONSTANTS.get(name, [(0.0, 0.0)])]
-SMOOTH = [case for case in ELTWISE if case[0] in post_ops.GRADIENTS and case[0] not in ("clip", "clip_v2", "abs")]
+SMOOTH = [case for case in ELTWISE if case[0] in form.POST_OP_GRADIENTS and case[0] not in ("clip", "clip_v2", "abs")]
 
 # --- running kernels -------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ def test_eltwise_error_in_ulp(name, alpha, beta, dtype):
         pytest.skip("no wider floating dtype here to compare with")
     s = numbers(dtype)
     exact = EXACT[name](s.astype(WIDER[dtype]), alpha, beta)
-    compare(run(post_ops.VALUES[name], s, alpha=alpha, beta=beta), exact, ULP)
+    compare(run(form.POST_OPS[name], s, alpha=alpha, beta=beta), exact, ULP)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -192,7 +192,7 @@ def test_powers_as_in_c(dtype):
     s = specials(dtype)
     exponents = [0.0, -0.0, 1.0, -1.0, 2.0, 3.0, 0.5, -0.5, -3.0, -2.0, 1e300, 2.0**53 - 1, np.inf, -np.inf, np.nan]
     for exponent in exponents:
-        given = run(post_ops.VALUES["pow"], s, alpha=1.0, beta=exponent)
+        given = run(form.POST_OPS["pow"], s, alpha=1.0, beta=exponent)
         with np.errstate(all="ignore"):
             exact = np.power(s.astype(np.float64), np.full(s.shape, exponent))
         compare(given, exact, ULP)
@@ -203,7 +203,7 @@ def test_powers_as_in_c(dtype):
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_what_rounds_to_a_known_number(dtype):
     s = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 2.4999], dtype)
-    assert run(post_ops.VALUES["round"], s).tolist() == [0, 2, 2, 0, -2, 2]
+    assert run(form.POST_OPS["round"], s).tolist() == [0, 2, 2, 0, -2, 2]
     ends = np.array([np.inf, -np.inf, 0], dtype)
     expected = {
         "relu": [np.inf, 0, 0], "elu": [np.inf, -1, 0], "exp": [np.inf, 0, 1], "log": [np.inf, np.nan, -np.inf],
@@ -213,7 +213,7 @@ def test_what_rounds_to_a_known_number(dtype):
     }  # fmt: skip
     for name, result in expected.items():
         alpha = 0.0 if name == "relu" else 1.0
-        np.testing.assert_array_equal(run(post_ops.VALUES[name], ends, alpha=alpha), np.array(result, dtype), name)
+        np.testing.assert_array_equal(run(form.POST_OPS[name], ends, alpha=alpha), np.array(result, dtype), name)
 
 
 def dtype_of(dtype, x):
@@ -226,7 +226,7 @@ def test_binary(name, dtype):
     special = specials(dtype)
     s, t = (a.ravel().copy() for a in np.meshgrid(special, special))
     exact = BINARY[name](s, t).astype(dtype)
-    np.testing.assert_array_equal(run(post_ops.VALUES[name], s, t), exact)
+    np.testing.assert_array_equal(run(form.POST_OPS[name], s, t), exact)
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -234,7 +234,7 @@ def test_select(dtype):
     s, other = np.arange(100, dtype=dtype), -np.arange(100, dtype=dtype)
     condition = np.resize(np.array([0, 1, -0.0, np.nan, 0.5], dtype), 100)
     expected = np.where(condition != 0, s, other)
-    np.testing.assert_array_equal(run(post_ops.VALUES["select"], s, condition, other), expected)
+    np.testing.assert_array_equal(run(form.POST_OPS["select"], s, condition, other), expected)
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_gradient_is_the_slope(name, alpha, beta):
     wide = np.longdouble
     pace = {"pow": abs(beta), "soft_relu": abs(alpha), "swish": abs(alpha)}.get(name, 0.0)
     slope = difference(EXACT[name], s.astype(wide), alpha, beta, 2.0**-10 / max(1.0, pace)).astype(np.float64)
-    given = run(post_ops.GRADIENTS[name], g, s, alpha=alpha, beta=beta)
+    given = run(form.POST_OP_GRADIENTS[name], g, s, alpha=alpha, beta=beta)
     scale = np.abs(g) * np.maximum(np.abs(slope), np.abs(slope).max() * 1e-3)
     assert (np.abs(given - g * slope) <= 1e-10 * scale).all()
 
@@ -279,8 +279,8 @@ def test_gradient_in_float32(name, alpha, beta):
     s = numbers("float32")
     s = away_from_bends(name, alpha, beta, s[np.abs(s) < 1e18], 1e-6)
     g = np.random.default_rng(3).normal(size=s.size).astype(np.float32)
-    exact = run(post_ops.GRADIENTS[name], g.astype(np.float64), s.astype(np.float64), alpha=alpha, beta=beta)
-    given = run(post_ops.GRADIENTS[name], g, s, alpha=alpha, beta=beta)
+    exact = run(form.POST_OP_GRADIENTS[name], g.astype(np.float64), s.astype(np.float64), alpha=alpha, beta=beta)
+    given = run(form.POST_OP_GRADIENTS[name], g, s, alpha=alpha, beta=beta)
     with np.errstate(all="ignore"):
         rounded = exact.astype(np.float32)
     number = np.isfinite(rounded)
@@ -307,9 +307,9 @@ def test_gradients_at_bends(dtype):
         "mish": ([-1e38, -1e4, 1e4, 1e38, -np.inf], (0, 0), [0, 0, 5, 7, np.nan]),
     }
     for name, (s, (alpha, beta), expected) in cases.items():
-        given = run(post_ops.GRADIENTS[name], g, np.array(s, dtype), alpha=alpha, beta=beta)
+        given = run(form.POST_OP_GRADIENTS[name], g, np.array(s, dtype), alpha=alpha, beta=beta)
         np.testing.assert_array_equal(given, np.array(expected, dtype), name)
-    given = run(post_ops.GRADIENTS["hardswish"], g[:3], np.array([-3, 3, 0], dtype), alpha=1 / 6, beta=0.5)
+    given = run(form.POST_OP_GRADIENTS["hardswish"], g[:3], np.array([-3, 3, 0], dtype), alpha=1 / 6, beta=0.5)
     np.testing.assert_array_equal(given, [0, -2, 2.5])
 
 
@@ -324,23 +324,23 @@ def test_gradients_of_binary_operations(dtype):
         "max": (g * half, g * (1 - half)), "min": (g * (1 - half), g * half),
     }  # fmt: skip
     for name, (left, right) in expected.items():
-        np.testing.assert_array_equal(run(post_ops.GRADIENTS[name], g, s, t), left, name)
-        np.testing.assert_array_equal(run(post_ops.OPERAND_GRADIENTS[name], g, s, t), right, name)
+        np.testing.assert_array_equal(run(form.POST_OP_GRADIENTS[name], g, s, t), left, name)
+        np.testing.assert_array_equal(run(form.OPERAND_GRADIENTS[name], g, s, t), right, name)
     left, right = np.where(condition != 0, g, 0), np.where(condition != 0, 0, g)
-    np.testing.assert_array_equal(run(post_ops.GRADIENTS["select"], g, s, condition), left)
-    np.testing.assert_array_equal(run(post_ops.OPERAND_GRADIENTS["select"], g, s, condition), right)
+    np.testing.assert_array_equal(run(form.POST_OP_GRADIENTS["select"], g, s, condition), left)
+    np.testing.assert_array_equal(run(form.OPERAND_GRADIENTS["select"], g, s, condition), right)
 
 
 def test_every_operation_has_its_kernels():
     whole = {"ge", "gt", "le", "lt", "eq", "ne"}
-    assert set(post_ops.VALUES) == {*EXACT, *BINARY, "select"}
-    assert set(post_ops.GRADIENTS) == set(post_ops.VALUES) - whole - {"round"}
-    assert set(post_ops.OPERAND_GRADIENTS) == {*BINARY, "select"} - whole
+    assert set(form.POST_OPS) == {*EXACT, *BINARY, "select"}
+    assert set(form.POST_OP_GRADIENTS) == set(form.POST_OPS) - whole - {"round"}
+    assert set(form.OPERAND_GRADIENTS) == {*BINARY, "select"} - whole
 
 
 # --- counts and lanes ------------------------------------------------------------------------------------------------
 
-TABLES = {"value": post_ops.VALUES, "grad": post_ops.GRADIENTS, "operand_grad": post_ops.OPERAND_GRADIENTS}
+TABLES = {"value": form.POST_OPS, "grad": form.POST_OP_GRADIENTS, "operand_grad": form.OPERAND_GRADIENTS}
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)

@@ -10,9 +10,7 @@ from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.attention import backward as backward_kernels
-from opgrad.cpu.kernels.attention import mask_gradient as mask_kernels
-from opgrad.cpu.kernels.attention import queries as query_kernels
-from opgrad.cpu.kernels.attention import spans as span_kernels
+from opgrad.cpu.kernels.attention import tiles
 from opgrad.cpu.kernels.attention.tiles import (
     ADDED,
     ADDED_TO_ROW,
@@ -132,10 +130,10 @@ class AttentionSteps(ProductSteps):
         if self.is_packed:
             q = self.problem["cu_seqlens_q"]
             k = self.problem["cu_seqlens_k"] if self.given("cu_seqlens_k") else q
-            self.add_parts(span_kernels.spans_of_sequences, **arguments, count=count, q=q, k=k)
+            self.add_parts(tiles.spans_of_sequences, **arguments, count=count, q=q, k=k)
         else:
             lengths = self.problem["key_lengths"]
-            self.add_parts(span_kernels.spans_of_lengths, **arguments, batch=batch, lengths=lengths)
+            self.add_parts(tiles.spans_of_lengths, **arguments, batch=batch, lengths=lengths)
         return spans
 
     def explain(self, position: int, value: int) -> Exception:
@@ -191,10 +189,10 @@ class AttentionGradientSteps(AttentionSteps):
         lse = self.rows("lse")
         arguments = {"dy": self.heads("dy"), "y": self.heads("y"), "lse": lse, "sizes": self.with_block(1)}
         arguments |= {"dlse": self.rows("dlse") if has_dlse else lse, "has_dlse": has_dlse, **self.of_queries}
-        self.add_rows(query_kernels.prepare_rows, s.batch * s.heads, s.queries, s.v_size, **arguments)
+        self.add_rows(backward_kernels.prepare_rows, s.batch * s.heads, s.queries, s.v_size, **arguments)
         units = s.batch * s.heads * -(-s.queries // backward_kernels.ROWS)
-        sinks = query_kernels.Sinks(*self.sink(), self.block_keys)
-        self.add_parts(query_kernels.sum_far_rows, units, **self.memory, sinks=sinks)
+        sinks = backward_kernels.Sinks(*self.sink(), self.block_keys)
+        self.add_parts(backward_kernels.sum_far_rows, units, **self.memory, sinks=sinks)
 
     def masks(self) -> None:
         """The step that writes dmask."""
@@ -202,15 +200,15 @@ class AttentionGradientSteps(AttentionSteps):
         batches, heads, queries, columns = (1, 1, 1, 1, *self.shapes["dmask"])[-4:]
         strides = (0, 0, 0, 0, *self.strides("dmask"))[-4:-1]
         sizes = (batches, heads, queries, columns)
-        dmask = mask_kernels.MaskGradient(self.problem["dmask"], *strides, *sizes, keys)
+        dmask = backward_kernels.MaskGradient(self.problem["dmask"], *strides, *sizes, keys)
         sums = self.workspace.private(rows * (keys + gemm.SPARE))
         units = batches * heads * -(-queries // rows) * -(-columns // keys)
-        self.add_parts(mask_kernels.sum_mask, units, **self.memory, dmask=dmask, sums=sums)
+        self.add_parts(backward_kernels.sum_mask, units, **self.memory, dmask=dmask, sums=sums)
 
     def sinks(self) -> None:
         s = self.sizes
         sizes = {"batches": s.batch, "heads": s.heads, "queries": s.queries}
-        self.add(query_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, **sizes, **self.of_queries)
+        self.add(backward_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, **sizes, **self.of_queries)
 
     # --- where sums are formed --------------------------------------------------------------------------------------
 

@@ -8,14 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from opgrad.contract.signature import Operand, Problem, wrong_label
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
-from opgrad.cpu.kernels.cross_entropy import columns, rows
-from opgrad.cpu.kernels.cross_entropy.labels import (
-    LossReduction,
-    Samples,
-    add_losses,
-    read_labels,
-    sum_labels,
-)
+from opgrad.cpu.kernels.cross_entropy import loss
+from opgrad.cpu.kernels.cross_entropy.loss import LossReduction, Samples, add_losses, read_labels, sum_labels
 from opgrad.cpu.kernels.loops.rows import tile_size
 from opgrad.cpu.programs import layout as layouts
 from opgrad.cpu.programs.building import ProgramSteps
@@ -57,16 +51,16 @@ class Loss(NamedTuple):
 
 
 def _by_layout(by_rows: Kernel, visit: Callable[..., Any], *transpose_back: Callable[..., None]) -> dict[str, Kernel]:
-    by_columns, transposed = columns.losses_by_columns(visit), columns.losses_transposed(visit, *transpose_back)
+    by_columns, transposed = loss.losses_by_columns(visit), loss.losses_transposed(visit, *transpose_back)
     return {"rows": by_rows, "columns": by_columns, "transposed": transposed}
 
 
-LOSS = Loss(_by_layout(rows.loss_rows, columns.loss_column), "log_prob")
-FUSED = Loss(_by_layout(rows.fused_rows, columns.fused_column), "dlogits")
+LOSS = Loss(_by_layout(loss.loss_rows, loss.loss_column), "log_prob")
+FUSED = Loss(_by_layout(loss.fused_rows, loss.fused_column), "dlogits")
 LOSS_ONLY = Loss(
-    _by_layout(rows.loss_only_rows, columns.loss_only_column, columns.no_transpose), "logits", layouts.LOSS_ALONE
+    _by_layout(loss.loss_only_rows, loss.loss_only_column, loss.no_transpose), "logits", layouts.LOSS_ALONE
 )
-GRAD = {"rows": rows.grad_rows, "columns": columns.grad_columns}
+GRAD = {"rows": loss.grad_rows, "columns": loss.grad_columns}
 
 
 def loss_program(problem: Problem, operator: str, loss: Loss, by_sample: bool = False) -> Program:
@@ -92,10 +86,10 @@ def _private(workspace: Workspace, loops: Loops, layout: str, fused: bool) -> di
     """Private memory: for rows their exponentials; else a vector of losses, and a tile or a strip's exponentials."""
     n, width = loops.arguments["n"], vector_lanes(workspace.precision)
     if layout == "rows":
-        return {"options": rows.Exponentials(*(workspace.private(n + width) for _ in range(2))) if fused else 0}
+        return {"options": loss.Exponentials(*(workspace.private(n + width) for _ in range(2))) if fused else 0}
     keep = layout == "columns" and fused and keeps_column(n, width)
     more = tile_size(n, width) if layout == "transposed" else n * width if keep else 0
-    return {"buffer": workspace.private(width + more), "options": columns.Caching(keep, loops.arguments["stream"])}
+    return {"buffer": workspace.private(width + more), "options": loss.Caching(keep, loops.arguments["stream"])}
 
 
 def softmax_cross_entropy_loss(problem: Problem) -> Program:

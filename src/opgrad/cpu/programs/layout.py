@@ -164,7 +164,7 @@ def layout_of(problem: Problem, kernels: Collection[str], limits: Limits = Limit
 
 def columns_layout(problem: Problem, columns: int, longest: int) -> str:
     """The layout of columns: interleaved if there are at most `columns`, and make up rows without gaps of at most
-    `longest` elements; kernels/softmax/transposed.py has the times behind these limits."""
+    `longest` elements; kernels/softmax/columns.py has the times behind these limits."""
     operands = [each for each in problem.operands.values() if each is not None]
     fits = problem.outer >= FEWEST_ROWS and problem.inner <= columns and problem.n * problem.inner <= longest
     return "interleaved" if fits and all(each.n == problem.inner for each in operands) else "columns"

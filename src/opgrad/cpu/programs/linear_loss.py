@@ -11,8 +11,8 @@ from typing import Any, Final
 from opgrad.contract.signature import Problem, wrong_label
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import quantized as kernels
-from opgrad.cpu.kernels.cross_entropy import rows as loss_kernels
-from opgrad.cpu.kernels.cross_entropy.labels import Samples, add_losses, write_losses
+from opgrad.cpu.kernels.cross_entropy import loss as loss_kernels
+from opgrad.cpu.kernels.cross_entropy.loss import Samples, add_losses, write_losses
 from opgrad.cpu.kernels.gemm import BLOCK_ROWS, Matrix, ProductSizes
 from opgrad.cpu.programs.cross_entropy import add_labels, reduction_of
 from opgrad.cpu.programs.product_steps import ProductSteps

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.kernels.cross_entropy.dense import dense_gradient, dense_loss
-from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples, add_losses
+from opgrad.cpu.kernels.cross_entropy.loss import LossReduction, Samples, add_losses, dense_gradient, dense_loss
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.cross_entropy import LOSS, gradient, loss_program

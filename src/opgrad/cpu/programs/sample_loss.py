@@ -7,7 +7,7 @@ from typing import Any
 
 from opgrad.contract.signature import Problem, wrong_label
 from opgrad.cpu.compiler.parameters import Columns, Rows
-from opgrad.cpu.kernels.cross_entropy.labels import LossReduction, Samples
+from opgrad.cpu.kernels.cross_entropy.loss import LossReduction, Samples
 from opgrad.cpu.kernels.cross_entropy.options import (
     SampleOptions,
     SampleResults,

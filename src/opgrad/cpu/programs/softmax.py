@@ -1,7 +1,7 @@
 """Softmax, log-softmax and their gradients: chooses the kernels for a shape, and reserves their working memory.
 
-Each layout of opgrad.cpu.programs.layout has a file in cpu/kernels/softmax. Calls with attributes have programs of
-their own (opgrad.cpu.programs.fused).
+The layouts of opgrad.cpu.programs.layout are in cpu/kernels/softmax. Calls with attributes have programs of
+their own (opgrad.cpu.programs.fusing).
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from typing import Any, Final
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels.loops.rows import AHEAD, buffer_size, group_size, group_tiles, tile_size
-from opgrad.cpu.kernels.softmax import columns, groups, panels, rows, split, transposed
+from opgrad.cpu.kernels.softmax import columns, rows, split
+from opgrad.cpu.programs import fusing
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.fused import fusing
 from opgrad.cpu.programs.layout import (
     Loops,
     forward_layout,
@@ -38,29 +38,29 @@ PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
     "softmax": {
         "rows": rows.softmax_rows,
         "columns": columns.softmax_columns,
-        **transposed.forward_transposed("softmax"),
-        "groups": groups.softmax_groups,
+        **columns.forward_transposed("softmax"),
+        "groups": rows.softmax_groups,
         "split": split.forward("softmax"),
     },
     "log_softmax": {
         "rows": rows.log_softmax_rows,
         "columns": columns.log_softmax_columns,
-        **transposed.forward_transposed("log_softmax"),
-        "groups": groups.log_softmax_groups,
+        **columns.forward_transposed("log_softmax"),
+        "groups": rows.log_softmax_groups,
         "split": split.forward("log_softmax"),
     },
     **{
         operator: {
             "rows": rows.gradient_rows(operator),
             "columns": columns.gradient_columns(operator),
-            **transposed.gradient_transposed(operator),
+            **columns.gradient_transposed(operator),
             "split": split.gradient(operator),
         }
         for operator in GRADIENTS
     },
 }
 
-PANELS: Final = {operator: panels.forward_panels(operator) for operator in FORWARD}
+PANELS: Final = {operator: columns.forward_panels(operator) for operator in FORWARD}
 
 
 def softmax(problem: Problem) -> Program:
@@ -98,7 +98,7 @@ def _forward(steps: ProgramSteps, operator: str) -> None:
     if layout == "split":
         steps.steps += fusing.split_steps(steps, kernel, loops.units, dict(loops.arguments))
         return
-    if layout == "columns" and is_crowded(problem, panels.WIDTH):
+    if layout == "columns" and is_crowded(problem, columns.WIDTH):
         _add_panels(steps, PANELS[operator], loops)
         return
     if kernel is columns.softmax_columns and not keeps_column(problem.n, loops.lanes):
@@ -129,9 +129,9 @@ def _memory(steps: ProgramSteps, kernel: Kernel, layout: str, width: int) -> dic
 
 def _add_panels(steps: ProgramSteps, kernel: Kernel, loops: Loops) -> None:
     problem, private = steps.problem, steps.workspace.private
-    units, sizes = units_of(problem, "columns", panels.WIDTH, spare_columns(problem, "y", True))
+    units, sizes = units_of(problem, "columns", columns.WIDTH, spare_columns(problem, "y", True))
     loops = replace(loops, units=units, unit_bytes=problem.bytes / units, arguments={**loops.arguments, **sizes})
-    panel, kept = private(problem.n * panels.WIDTH), private(panels.KEPT * panels.WIDTH)
+    panel, kept = private(problem.n * columns.WIDTH), private(columns.KEPT * columns.WIDTH)
     steps.add_loops(loops, kernel, panel=panel, kept=kept)
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from opgrad.contract.signature import Problem
-from opgrad.cpu.kernels.cross_entropy.shards import GRADIENT, STATISTICS
+from opgrad.cpu.kernels.cross_entropy.options import GRADIENT, STATISTICS
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.sample_loss import scaling_of
 from opgrad.cpu.runtime.program import Program

@@ -8,15 +8,19 @@ each wave ends before the next one begins, so that all sums are formed in one or
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.decorators import inline, kernel
+from opgrad.cpu.compiler.decorators import constant, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.attention.forward import powers
 from opgrad.cpu.kernels.attention.tiles import (
+    LOG2_E,
+    MINUS_INFINITY,
     Drop,
     Heads,
     Scores,
     Seen,
     TileSizes,
+    bounded,
     first_span,
     keys_of,
     mask_of,
@@ -27,10 +31,13 @@ from opgrad.cpu.kernels.attention.tiles import (
     put_mask,
     queries_of,
     span_of,
+    write_capped,
 )
 from opgrad.cpu.kernels.gemm import CHUNK, VECTORS, multiply
-from opgrad.cpu.kernels.loops.map import mapped, mapped_to_each, write_same, write_times, write_zeros
-from opgrad.cpu.kernels.numerics.elementary import exp2_up_to_one, tanh
+from opgrad.cpu.kernels.loops.fold import folded, sum_products, sum_range
+from opgrad.cpu.kernels.loops.map import clear, mapped, mapped_to_each, write_same, write_sum, write_times, write_zeros
+from opgrad.cpu.kernels.loops.rows import row_max
+from opgrad.cpu.kernels.numerics.elementary import exp2_up_to_one, log, tanh
 
 ROWS = CHUNK  # of a tile
 
@@ -145,7 +152,7 @@ def _cap(s: Vector, cap) -> tuple[Vector, Vector]:
 
 
 write_gradients, write_gradients_with_options = mapped_to_each(_gradients), mapped_to_each(_gradients_with_options)
-write_capped = mapped_to_each(_cap)
+write_capped_slopes = mapped_to_each(_cap)
 write_ones = mapped(lambda x: v.like(x, 1.0))
 
 
@@ -163,7 +170,7 @@ def _row_back(
     s, ds, kept_scale = tile.p + row * tile.pitch, tile.ds + row * tile.pitch, 1.0
     has_options = scores.cap != 0.0 or drop.threshold != 0
     if scores.cap != 0.0:
-        write_capped((s, tile.slope), begin, end, (s,), (scores.cap,))
+        write_capped_slopes((s, tile.slope), begin, end, (s,), (scores.cap,))
     if has_options and (scores.cap == 0.0 or not of_products):
         write_ones(tile.slope, begin, end, 0, (tile.slope,), ())
     if has_options and not drop.threshold:
@@ -301,3 +308,252 @@ def attend_back(
                     at = batch, kv_head, head, query, min(query + ROWS, high), first, stop
                     span = k, k_end, shift
                     _tile_back(inputs, sizes, seen, scores, drop, results, packed, memory, at, span)
+
+
+# --- an additive mask: the sum of the gradients of scores over the axes along which it is broadcast ------------------
+
+
+class MaskGradient(NamedTuple):
+    """dmask with its strides, its sizes, and the keys of a block."""
+
+    data: Pointer
+    batch: int
+    head: int
+    row: int
+    batches: int
+    heads: int
+    rows: int
+    keys: int
+    block: int
+
+
+@inline
+def _axis(size: int, length: int, place: int, block: int) -> tuple[int, int]:
+    """The places of an axis that are summed up for this place of the mask: a block of them, or all."""
+    return (place * block, min((place + 1) * block, length)) if size == length else (0, length)
+
+
+@inline
+def _add_tiles(
+    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed,
+    memory: BackwardMemory, sums: Private, at: tuple[int, int, int, int, int],
+) -> None:  # fmt: skip
+    """Add the gradients of a block of scores of one head, for its queries [low, high) and keys from `first` on."""
+    batch, head, low, high, first, stop = at
+    kv_head, tile = head // (sizes.heads // sizes.kv_heads), memory.tile
+    _, _, k, k_end, shift = span_of(seen, batch)
+    begin, _ = keys_of(seen, low, k, k_end, shift)
+    _, end = keys_of(seen, high - 1, k, k_end, shift)
+    key, columns = max(begin, first), min(end, stop) - max(begin, first)
+    if columns > 0:
+        pack_queries(inputs, sizes, scores.factor, packed, (batch, head), low, high - low)
+        pack_values(inputs, sizes, memory.keys, (batch, kv_head), key, key + columns)
+        part = batch, head, low, high, 0, key, columns, 0
+        fill_tile(inputs, sizes, seen, scores, drop, packed, memory.keys, tile, part, (k, k_end, shift))
+        for row in range(high - low):
+            total = sums + (row * tile.pitch + key - first)
+            write_sum(total, 0, columns, 0, (total, tile.ds + row * tile.pitch), ())
+
+
+@inline
+def _write(dmask: MaskGradient, sizes: TileSizes, sums: Private, pitch: int, target, count: int, columns: int) -> None:
+    """Write the sums of a block, over its rows or columns if the mask has one of them."""
+    if dmask.rows != sizes.queries:
+        for row in range(1, count):
+            write_sum(sums, 0, columns, 0, (sums, sums + row * pitch), ())
+    for row in range(count if dmask.rows == sizes.queries else 1):
+        line, out = sums + row * pitch, target + row * dmask.row
+        if dmask.keys == sizes.keys:
+            write_same(out, 0, columns, 0, (line,), ())
+        else:
+            v.store_one(out, 0, v.reduce_add(sum_range(0, columns, (line,), ())))
+
+
+@kernel
+def sum_mask(
+    units: Units, dmask: MaskGradient, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, inputs: BackwardInputs,
+    packed: Packed, memory: BackwardMemory, sums: Private,
+):  # fmt: skip
+    """A unit is a block of rows and keys of the mask, of one of its batch entries and heads."""
+    across = -(-dmask.keys // dmask.block)
+    down = -(-dmask.rows // ROWS)
+    for unit in units:
+        column, row, head, batch = unit % across, unit // across % down, unit // across // down, 0
+        batch, head = head // dmask.heads, head % dmask.heads
+        first_batch, stop_batch = _axis(dmask.batches, sizes.batch, batch, 1)
+        first_head, stop_head = _axis(dmask.heads, sizes.heads, head, 1)
+        low, high = _axis(dmask.rows, sizes.queries, row, ROWS)
+        first, stop = _axis(dmask.keys, sizes.keys, column, dmask.block)
+        clear(sums, ROWS * memory.tile.pitch)
+        for b in range(first_batch, stop_batch):
+            for h in range(first_head, stop_head):
+                for query in range(low, high, ROWS):
+                    for block in range(-(-(stop - first) // dmask.block)):
+                        key = first + block * dmask.block
+                        at = b, h, query, min(query + ROWS, high), key, min(key + dmask.block, stop)
+                        _add_tiles(inputs, sizes, seen, scores, drop, packed, memory, sums, at)
+        target = dmask.data + (batch * dmask.batch + head * dmask.head + row * ROWS * dmask.row + column * dmask.block)
+        columns = min(dmask.block, stop - first)
+        _write(dmask, sizes, sums, memory.tile.pitch, target, min(ROWS, high - low), columns)
+
+
+# --- queries: their sums of exponentials, rowsum(dy * y), and the gradients of sinks ---------------------------------
+#
+# lse * log2(e) is kept as a sum of two numbers, power + rest. An lse of a large score, or of a low number that a mask
+# adds to all of a query's scores, has no digits left for the sum of exponentials beside the largest score: its query's
+# sum is formed again, of the keys that are given.
+
+FAR = constant(2.0**20, 2.0**49)  # from here on the rounding of a power is an error of more than 1/25 of all its sums
+
+
+class Sinks(NamedTuple):
+    """The sinks, if there are any, and the keys of a block."""
+
+    data: Pointer
+    is_given: int
+    keys: int
+
+
+@kernel
+def prepare_rows(
+    units: Units, sizes: TileSizes, dy: Heads, y: Heads, lse: Heads, dlse: Heads, has_dlse,
+    power: Pointer, rest: Pointer, delta: Pointer,
+):  # fmt: skip
+    """Write lse * log2(e), 0 for queries that see no key, and rowsum(dy * y) - dlse; a unit is a query of a head."""
+    heads, queries, size = sizes.heads, sizes.queries, sizes.v_size
+    for unit in units:
+        query, head, batch = unit % queries, unit // queries % heads, unit // queries // heads
+        both = place(dy, batch, head, query), place(y, batch, head, query)
+        total = v.reduce_add(sum_products(0, size, both, ()))
+        value = v.load_one(place(lse, batch, head, query), 0)
+        if has_dlse:
+            total = total - v.load_one(place(dlse, batch, head, query), 0)
+        in_powers = v.first_lane(bounded(v.full(power, value)) * LOG2_E)
+        v.store_one(delta, unit, total)
+        v.store_one(power, unit, 0.0 if value == MINUS_INFINITY else in_powers)
+        v.store_one(rest, unit, 0.0)
+
+
+sum_of_sink = folded(lambda total, power, rest, delta, sink: v.fma(exp2_up_to_one((sink - power) - rest), delta, total))
+
+
+@kernel
+def sum_sinks(
+    units: Units, batches, heads, queries, sink: Pointer, power: Pointer, rest: Pointer, delta: Pointer, dsink: Pointer
+):
+    """A unit is a head."""
+    for head in units:
+        total, value = 0.0, v.first_lane(bounded(v.full(power, v.load_one(sink, head))) * LOG2_E)
+        for batch in range(batches):
+            first = (batch * heads + head) * queries
+            of_rows = power + first, rest + first, delta + first
+            total -= v.reduce_add(sum_of_sink(0, queries, of_rows, (value,)))
+        v.store_one(dsink, head, total)
+
+
+# --- sums that lse has no digits for ---------------------------------------------------------------------------------
+
+
+@inline
+def _is_far(power, row: int) -> bool:
+    size = v.absolute(v.full(power, v.load_one(power, row)))
+    far = v.select(size < -MINUS_INFINITY, size, 0.0)
+    return v.first_lane(far) >= v.first_lane(FAR(far) + v.full(power, 0.0))
+
+
+@inline
+def _start(inputs: BackwardInputs, sinks: Sinks, head: int, at: int, count: int, far: Any) -> int:
+    """No keys are summed up yet: the sum is that of the sink. Returns how many rows are far, which `far` marks."""
+    found = 0
+    for row in range(count):
+        is_far = _is_far(inputs.power, at + row)
+        v.store_one(far, row, 1.0 if is_far else 0.0)
+        if is_far:
+            found += 1
+            top, total = MINUS_INFINITY, 0.0
+            if sinks.is_given:
+                top = v.first_lane(bounded(v.full(far, v.load_one(sinks.data, head))) * LOG2_E)
+                total = 0.0 if top == MINUS_INFINITY else 1.0
+            v.store_one(inputs.power, at + row, top)
+            v.store_one(inputs.rest, at + row, total)
+    return found
+
+
+@inline
+def _sum_up(line, begin: int, end: int, inputs: BackwardInputs, at: int) -> None:
+    """Scores [begin, end) of a query join its sum."""
+    top, total, largest = v.load_one(inputs.power, at), v.load_one(inputs.rest, at), row_max(line, begin, end)
+    if largest > top:
+        total = total * v.first_lane(exp2_up_to_one(v.full(line, top) - v.full(line, largest)))
+        top = largest
+    base = 0.0 if top == MINUS_INFINITY else top
+    added = powers((v.full(line, 0.0),), begin, end, (line,), (base,))[0]
+    v.store_one(inputs.power, at, top)
+    v.store_one(inputs.rest, at, total + v.reduce_add(added))
+
+
+@inline
+def _sum_tile(
+    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, packed: Packed, memory: BackwardMemory,
+    at: Any, span: Any,
+) -> None:  # fmt: skip
+    """Sum up the keys [key, stop) for packed queries [first, …) of a head.
+
+    span: the queries of a span among them, its keys, and their shift.
+    """
+    batch, head, first, key, stop = at
+    low, high, k, k_end, shift = span
+    keys, tile, columns, size = memory.keys, memory.tile, stop - key, sizes.size
+    source = place(inputs.k, batch, head // (sizes.heads // sizes.kv_heads), key)
+    pack_columns(keys.k, keys.k_panel, source, inputs.k.row, columns, size)
+    rows = range(low - first, high - first)
+    multiply(tile.p, tile.pitch, packed.q, size, 1, keys.k, keys.k_panel, size, columns, rows, 0)
+    for row in rows:
+        query, line = first + row, tile.p + row * tile.pitch
+        begin, end = keys_of(seen, query, k, k_end, shift)
+        begin = min(max(begin - key, 0), columns)
+        end = min(max(end - key, begin), columns)
+        if v.load_one(tile.kept, row) != 0.0 and begin < end:
+            if scores.cap != 0.0:
+                write_capped(line, begin, end, 0, (line,), (scores.cap,))
+            put_mask(line, begin, end, scores.mask.kind, mask_of(scores.mask, batch, head, query), key)
+            _sum_up(line, begin, end, inputs, (batch * sizes.heads + head) * sizes.queries + query)
+
+
+@inline
+def _finish(inputs: BackwardInputs, tile: Tile, at: int, count: int) -> None:
+    """Sums become the rests of powers."""
+    for row in range(count):
+        if v.load_one(tile.kept, row) != 0.0:
+            total = v.load_one(inputs.rest, at + row)
+            rest = v.first_lane(log(v.full(tile.kept, total))) * LOG2_E
+            v.store_one(inputs.rest, at + row, 0.0 if total == 0.0 else rest)
+            v.store_one(inputs.power, at + row, 0.0 if total == 0.0 else v.load_one(inputs.power, at + row))
+
+
+@kernel
+def sum_far_rows(
+    units: Units, sizes: TileSizes, seen: Seen, scores: Scores, inputs: BackwardInputs, packed: Packed,
+    memory: BackwardMemory, sinks: Sinks,
+):  # fmt: skip
+    """Replace powers that are far by the largest score and the logarithm of the sum; a unit is ROWS queries."""
+    blocks = -(-sizes.queries // ROWS)
+    for unit in units:
+        first, head, batch = unit % blocks * ROWS, unit // blocks % sizes.heads, unit // blocks // sizes.heads
+        count, at = min(ROWS, sizes.queries - first), (batch * sizes.heads + head) * sizes.queries + first
+        if not _start(inputs, sinks, head, at, count, memory.tile.kept):
+            continue
+        pack_queries(inputs, sizes, scores.factor, packed, (batch, head), first, count)
+        for number in range(first_span(seen, batch, first), (batch + 1) * seen.count):
+            q, q_end, k, k_end, shift = span_of(seen, number)
+            if q >= first + count:
+                break
+            low, high = max(q, first), min(q_end, first + count)
+            begin, _ = keys_of(seen, low, k, k_end, shift)
+            _, end = keys_of(seen, high - 1, k, k_end, shift)
+            key = begin
+            while low < high and key < end:
+                part = batch, head, first, key, min(key + sinks.keys, end)
+                _sum_tile(inputs, sizes, seen, scores, packed, memory, part, (low, high, k, k_end, shift))
+                key += sinks.keys
+        _finish(inputs, memory.tile, at, count)

@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Columns, Float, Pointer, Rows
+from opgrad.cpu.compiler.parameters import Columns, Float, Pointer, Private, Rows, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.cross_entropy.columns import losses_by_columns
-from opgrad.cpu.kernels.cross_entropy.rows import losses_by_rows
+from opgrad.cpu.kernels.cross_entropy.loss import losses_by_columns, losses_by_rows
 from opgrad.cpu.kernels.loops.columns import column_max, vector_of
-from opgrad.cpu.kernels.loops.fold import fold_down, fold_in_chunks
-from opgrad.cpu.kernels.loops.map import get, put, row_writer, write_zeros
-from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, first_largest, row_max
+from opgrad.cpu.kernels.loops.fold import fold_down, fold_in_chunks, folded, sum_products, sum_range
+from opgrad.cpu.kernels.loops.map import get, mapped, mapped_by_index, put, row_writer, write_zeros
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, first_largest, row_max, row_rests
 from opgrad.cpu.kernels.numerics import logsumexp as lse
-from opgrad.cpu.kernels.numerics.elementary import exp_up_to_zero, tanh
+from opgrad.cpu.kernels.numerics.elementary import exp, exp_up_to_zero, tanh
 
 
 class Scaling(NamedTuple):
@@ -341,3 +340,100 @@ def kernels(is_capped: bool, kind: str, with_gradient: bool) -> dict[str, Kernel
     """The kernels by layout. kind: of the targets, as for `target_of`."""
     given = CAPPED if is_capped else DIVIDED, kind, with_gradient
     return {"rows": by_rows(*given), "columns": by_columns(*given)}
+
+
+# --- rows whose classes are split over processes: the statistics of a shard, and their gradient ----------------------
+#
+# Statistics of logits that are capped or divided first are those of a buffer, to which z is written a row at a time.
+
+as_they_are = inline(lambda x, n, buffer, scaling: x)
+
+
+def transformed(transform: Transform) -> Callable[..., Any]:
+    """The function that writes z of a row to a buffer, and returns the buffer."""
+    write = mapped(transform.z)
+
+    @inline
+    def z_of(x, n: int, buffer, scaling):
+        write(buffer, 0, n, 0, (x,), (in_precision(x, scaling),))
+        return buffer
+
+    return z_of
+
+
+@inline
+def _add_moment(total: Vector, z: Vector, m) -> Vector:
+    e = exp_up_to_zero(z - m)
+    return total + v.select(e == 0.0, 0.0, e * z)
+
+
+moment_of = folded(_add_moment)
+
+
+def shard_statistics(z_of: Callable[..., Any]) -> Kernel:
+    """The kernel for logits of which `z_of` gives z."""
+
+    @kernel
+    def of_rows(
+        rows: Units, samples, n, logits: Pointer, labels: Pointer, first, weight: Pointer, is_weighted,
+        scaling: Scaling, found: Pointer, moment, buffer: Private,
+    ):  # fmt: skip
+        for row in rows:
+            x = logits + row * n
+            z = z_of(x, n, buffer, scaling)
+            label = v.load_one(labels, row) - first
+            m, rest, count = row_rests(z, n, z + n)
+            s = rest + count
+            if m > MINUS_INFINITY:
+                s = rest / lse.exp_wide(z, m, m) + count
+            total = sum_products(0, n, (z, weight), ()) if is_weighted else sum_range(0, n, (z,), ())
+            v.store_one(found, row, m)
+            v.store_one(found, samples + row, s)
+            v.store_one(found, 2 * samples + row, v.load_one(z, label) if 0 <= label < n else v.number(z, 0.0))
+            v.store_one(found, 3 * samples + row, v.reduce_add(total))
+            if moment:
+                v.store_one(found, 4 * samples + row, v.reduce_add(moment_of(0, n, (z,), (m,))))
+
+    return of_rows
+
+
+STATISTICS = {"none": shard_statistics(as_they_are), "divided": shard_statistics(transformed(DIVIDED))}
+STATISTICS["capped"] = shard_statistics(transformed(CAPPED))
+
+
+def shard_gradient(transform: Transform) -> Kernel:
+    """The kernel for this transform: with a branch for the cap in one kernel, tanh took most of the time of both."""
+    z_of, slope = transform
+
+    @inline
+    def weighted(i, x: Vector, weight, label, factors, scaling) -> Vector:
+        m, log_s, of_lse, of_label, of_sum, of_mean = factors
+        z = z_of(x, scaling)
+        p = exp((z - m) - log_s)
+        level, others = v.select(p == 0.0, 0.0, z), (of_lse, of_mean, -of_sum, of_label)
+        return gradient_of(p, level, weight, i == label, others) * slope(x, scaling)
+
+    write_weighted = mapped_by_index(weighted)
+    write = mapped_by_index(lambda i, x, label, factors, scaling: weighted(i, x, 1.0, label, factors, scaling))
+
+    @kernel
+    def of_rows(
+        rows: Units, samples, n, logits: Pointer, labels: Pointer, first, weight: Pointer, is_weighted,
+        scaling: Scaling, factors: Pointer, dlogits: Pointer, stream,
+    ):  # fmt: skip
+        numbers, second = in_precision(logits, scaling), factors + 2 * samples
+        of_sample = factors, factors + samples, second, second + samples, second + 2 * samples, second + 3 * samples
+        for row in rows:
+            x, out, label = logits + row * n, dlogits + row * n, v.load_one(labels, row) - first
+            given = v.load_one_each(of_sample, row)
+            if given[2] == 0.0 and given[3] == 0.0 and given[4] == 0.0 and given[5] == 0.0:
+                write_zeros(out, 0, n, stream)
+            elif is_weighted:
+                write_weighted(out, 0, n, stream, (x, weight), (label, given, numbers))
+            else:
+                write(out, 0, n, stream, (x,), (label, given, numbers))
+
+    return of_rows
+
+
+GRADIENT = {"divided": shard_gradient(DIVIDED), "capped": shard_gradient(CAPPED)}

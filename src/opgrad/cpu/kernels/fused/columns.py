@@ -9,28 +9,28 @@ from typing import Any
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
-from opgrad.cpu.compiler.parameters import Columns, Strips, Units
+from opgrad.cpu.compiler.parameters import Columns, Pointer, Strips, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.fused.chain import ALONG, arrays_of
 from opgrad.cpu.kernels.fused.form import (
+    ALONG,
+    COLUMNS,
+    ColumnResults,
+    DropoutState,
     Form,
     GradientForm,
+    Memory,
+    arrays_of,
+    do_nothing,
     gradient_arrays,
     gradient_result,
+    keep_strip,
     softmax_gradient,
     softmax_input,
     softmax_result,
 )
-from opgrad.cpu.kernels.fused.operands import (
-    COLUMNS,
-    ColumnResults,
-    DropoutState,
-    Memory,
-    do_nothing,
-    keep_strip,
-)
 from opgrad.cpu.kernels.loops import columns as loops
 from opgrad.cpu.kernels.loops.columns import Line, Strip
+from opgrad.cpu.kernels.loops.map import both_offsets, write_same
 from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
 from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, of_columns
 
@@ -92,7 +92,7 @@ def _write_mask(out, n: int, kept) -> None:
         v.store_masked(out.data, i * out.step, v.load(kept, i * v.lanes(kept)), out.mask)
 
 
-def forward(form: Form) -> Kernel:
+def forward_columns(form: Form) -> Kernel:
     reduction, read, find = of_columns(form.operator, form.exact), _reader(form), COLUMNS.find[ALONG]
     subtracted, numbers_of, no_numbers = reduction.subtracted, reduction.numbers, reduction.no_numbers
     decide = keep_strip if form.drops else do_nothing
@@ -134,7 +134,7 @@ def forward(form: Form) -> Kernel:
     return fused_columns
 
 
-def gradient(form: GradientForm) -> Kernel:
+def gradient_columns(form: GradientForm) -> Kernel:
     (term, formula), decide = GRADIENTS[form.operator], keep_strip if form.drops else do_nothing
     both, arrays_at = softmax_gradient(form, COLUMNS, stores=True), gradient_arrays(form, COLUMNS)
 
@@ -171,3 +171,24 @@ def gradient(form: GradientForm) -> Kernel:
         finish(waiting, n)
 
     return fused_gradient_columns
+
+
+# --- copies of operands that fused kernels cannot read, or write, where they lie -------------------------------------
+
+
+@inline
+def _size(p) -> int:
+    return v.address_of(p + 1) - v.address_of(p)
+
+
+@kernel
+def copy_runs(runs: Units, axes, table, count, x: Pointer, x_step, y: Pointer, y_step):
+    """y = x, a run of `count` elements for each index of the axes in the table; all strides are in bytes."""
+    for run in runs:
+        x_offset, y_offset = both_offsets(table, axes, run)
+        source, target = v.at_byte(x, x_offset), v.at_byte(y, y_offset)
+        if x_step == _size(x) and y_step == _size(y):
+            write_same(target, 0, count, 0, (source,), ())
+        else:
+            for i in range(count):
+                v.store_one(v.at_byte(target, i * y_step), 0, v.load_one(v.at_byte(source, i * x_step), 0))

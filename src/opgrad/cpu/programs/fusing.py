@@ -1,12 +1,19 @@
 """Makes the program of a softmax call with attributes: finds its form, and where the kernel of that form finds arrays.
 
+Each element goes through formulas, in order:
+
+Forward    logit_scale, where | softmax | result_scale, dropout, post-ops, out_scale
+Gradient   the same way back from dy, with the post-ops' inputs computed again from y | softmax | logit_scale
+
+Each is an `Applied`, as post-ops are: with the names of its operands and with its numbers.
+
 A kernel reads an array where it lies if its vectors are contiguous, or one number each, and takes any number of loops
 over the other axes. Other arrays are copied first, in the order of the loops, without the axes along which they repeat;
 results that a kernel cannot write are copied last.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -15,14 +22,16 @@ from opgrad.contract import DTYPES, Spec, arrangement
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Columns, Rows
-from opgrad.cpu.kernels.fused import columns, rows, split, transposed
-from opgrad.cpu.kernels.fused.chain import ALONG, Formula
-from opgrad.cpu.kernels.fused.copying import copy_runs
-from opgrad.cpu.kernels.fused.form import Form, GradientForm
-from opgrad.cpu.kernels.fused.operands import (
+from opgrad.cpu.kernels.fused import columns, rows
+from opgrad.cpu.kernels.fused.columns import copy_runs
+from opgrad.cpu.kernels.fused.form import (
     ALL_ARE_KEPT,
+    ALONG,
     ColumnResults,
     DropoutState,
+    Form,
+    Formula,
+    GradientForm,
     Memory,
     RowResults,
     Source,
@@ -31,20 +40,78 @@ from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.rows import buffer_size
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.fused import formulas
 from opgrad.cpu.programs.layout import Limits, gradient_limits, keeps_column, layout_of, spare_columns, units_of
 from opgrad.cpu.runtime.program import Program, Scratch, Step, shared_out, streams
 from opgrad.ops.reference.primitive import STATE, Applied, gradient_name
-from opgrad.ops.reference.random import keep_threshold
+from opgrad.ops.reference.random import keep_threshold, kept_scale
 
-LAYOUTS: Final[Mapping[str, Any]] = {"rows": rows, "columns": columns, "split": split, "transposed": transposed}
+LEAST: Final = 1e-37
+
+
+def formulas_of_call(problem: Problem) -> tuple[list[Applied], ...]:
+    """The groups of formulas of a call as its form has them: before softmax and behind it, or a gradient's five.
+
+    A softmax of attention may have a bias, which is added last. The result's scale and the output's are one factor
+    unless post-ops stand between. In a gradient the scales commute with what follows, but the post-ops' operands have
+    their gradients before.
+    """
+    attributes, specs, applied = problem.attributes, problem.specs, [*problem.attributes["post_ops"]]
+    scale, logits = attributes["result_scale"], _times(factors(attributes["logit_scale"]))
+    scaled = _times(factors(scale)) if applied else []
+    last = _times(quotient(1.0 if applied else scale, attributes["out_scale"]))
+    dropped = [Applied("dropout", kept_scale(attributes["dropout"]))] if drops_elements(problem) else []
+    if "dy" in specs:
+        masked = [Applied("where", operands=("where",))] if "where" in specs else []
+        return last, [*scaled, *dropped] if applied else [], applied, [*scaled, *dropped, *masked], logits
+    if "where" in specs:
+        logits.append(Applied("where", float("-inf"), operands=("where",)))
+    if "bias" in specs:
+        logits.append(Applied("add", operands=("bias",)))
+    return logits, [*scaled, *dropped, *applied, *last]
+
+
+def _times(by: Sequence[float]) -> list[Applied]:
+    return [Applied("times", factor) for factor in by if factor != 1.0]
+
+
+def quotient(scale: float, divisor: float) -> list[float]:
+    """Factors of scale / divisor that are normal in float32 too: 0 / 1e-40 is 0, but 0 * (1 / 1e-40) would be NaN."""
+    if scale == 0.0 or LEAST < abs(scale / divisor) < 1 / LEAST:
+        return [scale / divisor]
+    return [*factors(scale), *(1.0 / each for each in factors(divisor))]
+
+
+def factors(scale: float) -> list[float]:
+    if scale == 0.0 or LEAST < abs(scale) < 1 / LEAST:
+        return [scale]
+    root = math.sqrt(abs(scale))
+    return [*factors(root), *factors(math.copysign(root, scale))]
+
+
+def drops_elements(problem: Problem) -> bool:
+    """Whether elements are dropped, or the mask of those that are kept is a result though none is dropped."""
+    return bool(problem.attributes["dropout"]) or "mask" in problem.specs
+
+
+# The functions that make the kernels of a form, by layout: one kernel, or those of several steps.
+FORWARD: Final[Mapping[str, Callable[[Form], Any]]] = {
+    "rows": rows.forward_rows,
+    "columns": columns.forward_columns,
+    "split": rows.forward_split,
+    "transposed": rows.forward_transposed,
+}
+GRADIENTS: Final[Mapping[str, Callable[[GradientForm], Any]]] = {
+    "rows": rows.gradient_rows,
+    "columns": columns.gradient_columns,
+    "split": rows.gradient_split,
+    "transposed": rows.gradient_transposed,
+}
 
 
 @cache
 def kernels_of(form: Form | GradientForm) -> tuple[Kernel, ...]:
     """The kernels of a form, in the order of the steps."""
-    layout = LAYOUTS[form.layout]
-    made = layout.forward(form) if isinstance(form, Form) else layout.gradient(form)
+    made = FORWARD[form.layout](form) if isinstance(form, Form) else GRADIENTS[form.layout](form)
     return made if isinstance(made, tuple) else (made,)
 
 
@@ -69,22 +136,15 @@ class Place(NamedTuple):
     along_vector: int
 
 
-def in_c_order(problem: Problem) -> Problem:
-    """The problem with loops in C order, in which dropout counts elements."""
-    name = next(iter(problem.specs))
-    shape, axes = problem.specs[name].shape, problem.attributes["axis"]
-    sizes = (math.prod(shape[: axes[0]]), math.prod(shape[each] for each in axes), math.prod(shape[axes[-1] + 1 :]))
-    order = tuple(range(len(shape)))
-    orders = dict.fromkeys(problem.orders, order)
-    return replace(problem, outer=sizes[0], n=sizes[1], inner=sizes[2], orders=orders)
-
-
 class _FusedSteps(ProgramSteps):
     """The steps of the program: copies of arrays, the kernels, copies of results."""
 
     def __init__(self, operator: str, problem: Problem):
-        if formulas.drops(problem):
-            problem = in_c_order(problem)
+        if drops_elements(problem):  # dropout counts elements in C order: so do the loops
+            shape, axes = problem.specs[next(iter(problem.specs))].shape, problem.attributes["axis"]
+            outer, inner = math.prod(shape[: axes[0]]), math.prod(shape[axes[-1] + 1 :])
+            orders, n = dict.fromkeys(problem.orders, tuple(range(len(shape)))), math.prod(shape[each] for each in axes)
+            problem = replace(problem, outer=outer, n=n, inner=inner, orders=orders)
         self.operator, self.is_gradient = operator, "dy" in problem.specs
         self.own, self.result = (("dy", "y"), "dx") if self.is_gradient else (("x",), "y")
         dtypes = {problem.specs[name].dtype.name for name in (*self.own, self.result)}
@@ -92,7 +152,7 @@ class _FusedSteps(ProgramSteps):
         limits = gradient_limits(problem) if self.is_gradient else Limits(self.lanes)
         self.layout = layout_of(problem, ("split",), limits)
         self.order = problem.orders[self.own[0]]
-        self.formulas = formulas.of_call(problem)  # in groups, as forms have them
+        self.formulas = formulas_of_call(problem)  # in groups, as forms have them
         self.operands = [name for group in self.formulas for each in group for name in each.operands]
         self.after: list[tuple[Any, ...]] = []  # the copies of results, which follow the kernels
 
@@ -201,11 +261,11 @@ class _FusedSteps(ProgramSteps):
     def all_steps(self) -> Program:
         places = {name: self.read(name) for name in (*self.own, *self.operands)}
         sources = {name: self.source(place) for name, place in places.items()}
-        groups = [tuple(self._formula(each, places) for each in group) for group in self.formulas]
+        groups = [tuple(_formula(each, places) for each in group) for group in self.formulas]
         given: list[Any] = [sources[name] for name in self.own]
         given += [tuple(sources[name] for each in group for name in each.operands) or 0 for group in self.formulas]
         numbers = (tuple(one for each in group for one in (each.alpha, each.beta)) or 0 for group in self.formulas)
-        drops, specs = formulas.drops(self.problem), self.problem.specs
+        drops, specs = drops_elements(self.problem), self.problem.specs
         form: Form | GradientForm
         wanted: list[Place] = []
         if self.is_gradient:
@@ -215,7 +275,9 @@ class _FusedSteps(ProgramSteps):
             form = GradientForm(self.operator, self.layout, *groups, drops, tuple(name in specs for name in names))
         else:
             results = tuple(name for name in ("stats", "saved", "mask") if name in specs)
-            form = Form(self.operator, self.layout, *groups, drops, results, formulas.is_exact(self.problem))
+            # Sums keep what is rounded off their terms: for 2 ulp in place of 4, and where a sum is a result.
+            exact = self.problem.attributes["accumulation"] == "strict" or "stats" in specs
+            form = Form(self.operator, self.layout, *groups, drops, results, exact)
         packed = [(self.problem.outer, self.problem.n)], 1
         is_packed = all((each.outer, each.along_vector) == packed for each in (*places.values(), *wanted))
         self.add_kernels(form, is_packed, sources=tuple(given), numbers=tuple(numbers))
@@ -223,20 +285,17 @@ class _FusedSteps(ProgramSteps):
             self.copy(*each)
         return self.program(f"fused, {self.layout}, {self.workspace.precision}")
 
-    def _formula(self, applied: Applied, places: dict[str, Place]) -> Formula:
-        """The formula for which kernels are compiled; dropout's operand is no array."""
-        along = tuple(places[name].along_vector == 1 for name in applied.operands)
-        return Formula(applied.name, (ALONG,) if applied.name == "dropout" else along)
-
     def add_kernels(self, form: Form | GradientForm, is_packed: bool, **arguments: Any) -> None:
         """Add the kernels' steps. is_packed: whether the rows of all arrays but the results lie without gaps."""
         problem, kernels = self.problem, kernels_of(form)
         keeps = self.layout != "columns" or keeps_column(problem.n, self.lanes)
         stream = streams(problem.bytes) and keeps
         units, sizes = units_of(problem, self.layout, self.lanes, spare_columns(problem, self.result, stream))
-        arguments |= sizes
+        probability = problem.attributes["dropout"]
+        threshold = keep_threshold(probability) if probability else ALL_ARE_KEPT
+        dropout = DropoutState(problem[STATE] if form.drops else None, threshold)
         memory = self.memory(form.drops, stream)
-        arguments |= {"n": problem.n, "stream": stream, "memory": memory, "dropout": self.dropout(form.drops)}
+        arguments |= {"n": problem.n, "stream": stream, "memory": memory, "dropout": dropout, **sizes}
         arguments["inf_as_zero"] = problem.attributes.get("inf_as_zero", 0)
         results = [self.result_of(self.result)]
         arguments[self.result] = results[0]
@@ -262,10 +321,11 @@ class _FusedSteps(ProgramSteps):
         done, kept = e if is_one else private(second), private(size if drops else 0)
         return Memory(e, done, kept, private(buffer_size(4) if self.layout == "rows" else 0))
 
-    def dropout(self, drops: bool) -> DropoutState:
-        probability = self.problem.attributes["dropout"]
-        threshold = keep_threshold(probability) if probability else ALL_ARE_KEPT
-        return DropoutState(self.problem[STATE] if drops else None, threshold)
+
+def _formula(applied: Applied, places: dict[str, Place]) -> Formula:
+    """The formula for which kernels are compiled; dropout's operand is no array."""
+    along = tuple(places[name].along_vector == 1 for name in applied.operands)
+    return Formula(applied.name, (ALONG,) if applied.name == "dropout" else along)
 
 
 def _typed(memory: Any, spec: Spec) -> Any:
