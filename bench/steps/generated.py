@@ -16,7 +16,7 @@ from opgrad.gradients import gradients
 from opgrad.onnx.gradients.backward import SUFFIX
 from opgrad.onnx.gradients.differentiation import with_gradients
 from opgrad.onnx.graph.messages import copied
-from opgrad.onnx.passes.losses import use_internal_losses
+from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.training import ArtifactSet
 from opgrad.training.engine.binding import BoundGraph, declared
 from opgrad.training.engine.memory import FlatTensors

@@ -5,7 +5,7 @@ import onnxruntime
 import pytest
 from small_models import build, normal
 
-from opgrad.onnx.graph.batch_norm import evaluating
+from opgrad.onnx.graph.conversion import evaluating
 from opgrad.onnx.graph.loading import read_model
 from opgrad.onnxruntime import lower
 

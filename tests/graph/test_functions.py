@@ -8,8 +8,8 @@ from onnx import TensorProto, numpy_helper, parser
 from small_models import LABELS, normal
 
 from opgrad.gradients import gradients, register_gradient
+from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.loading import load
-from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.rules.registry import RULES
 from opgrad.onnxruntime import lower
 from opgrad.training import ArtifactSet, Dataset, Trainer

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, numpy_helper, parser
 
 from opgrad.gradients import gradients
-from opgrad.onnx.graph.opset import raise_opset
+from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnxruntime import lower
 
 

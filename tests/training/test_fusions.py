@@ -6,7 +6,7 @@ from artifact_sets import EXAMPLES
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.cli.inspect.inspection import inspect
-from opgrad.onnx.passes.losses import use_internal_losses
+from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module

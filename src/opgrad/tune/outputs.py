@@ -17,8 +17,8 @@ from onnx import TensorProto, helper
 
 from opgrad.base.reading import sha256_of
 from opgrad.base.writing import check_destinations, copied_file, naming, new_file, staged
+from opgrad.onnx.graph.conversion import rounded
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.halves import rounded
 from opgrad.onnx.graph.messages import attribute_of, copied
 from opgrad.onnx.graph.nodes import captured, reads_values
 from opgrad.training.engine.binding import borrowed

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from opgrad.base.limits import free_memory
 from opgrad.onnx.gradients.differentiation import Differentiated
-from opgrad.onnx.graph.halves import without_casts
+from opgrad.onnx.graph.conversion import without_casts
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.graph.nodes import captured
 from opgrad.training.files.artifact_set import ArtifactSet

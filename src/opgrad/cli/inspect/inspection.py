@@ -12,8 +12,7 @@ from onnx import helper
 from onnx.external_data_helper import uses_external_data
 from onnx.helper import get_attribute_value
 
-from opgrad.onnx.graph.batch_norm import evaluating, written_inputs
-from opgrad.onnx.graph.halves import compute_in_float32
+from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, written_inputs
 from opgrad.onnx.graph.loading import check_sizes, read_model
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnxruntime import NOT_LOWERED

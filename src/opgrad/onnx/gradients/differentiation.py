@@ -12,16 +12,15 @@ from onnx import TensorProto, helper
 from opgrad.onnx import passes
 from opgrad.onnx.gradients.backward import SUFFIX, Backward
 from opgrad.onnx.gradients.expansion import expand, inline_functions
+from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.loading import load
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, import_microsoft
 from opgrad.onnx.graph.nodes import all_nodes
-from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.passes.attention import Recognition, fuse_attention
-from opgrad.onnx.passes.order import order_ends
-from opgrad.onnx.passes.recompute import checkpoint
-from opgrad.onnx.passes.segments import WHO as SEGMENTS
+from opgrad.onnx.passes.recompute import WHO as SEGMENTS
+from opgrad.onnx.passes.recompute import checkpoint, order_ends
 
 LEAST_OPSET = 11  # the least opset of a model with gradients
 PLAIN_OPSET = 16  # the least opset of the plain form

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
+from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.formulas import Body, NodeView, Value, fused_product
 from opgrad.onnx.graph.messages import (
@@ -29,7 +30,6 @@ from opgrad.onnx.graph.messages import (
     without_large,
 )
 from opgrad.onnx.graph.nodes import attributes_of, captured, registering, rename_inputs
-from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.graph.sizes import VAGUE, forget_vague, known, sizes_in
 
 KNOWN_BEST = 17  # older models are inferred as this opset: onnx propagates the data of more of its operators

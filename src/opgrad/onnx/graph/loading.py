@@ -22,11 +22,10 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_t
 from opgrad.base.limits import free_memory
 from opgrad.base.reading import check_regular, read_regular
 from opgrad.base.writing import finish_interrupted
-from opgrad.onnx.graph.batch_norm import one_output
+from opgrad.onnx.graph.conversion import align_functions, one_output
 from opgrad.onnx.graph.graph import AMPLIFIED, Graph, overridable
 from opgrad.onnx.graph.messages import copied, domain_of, free_name, keep, size_of
 from opgrad.onnx.graph.nodes import all_nodes, captured, faults_of_nodes, model_nodes, names_in, subgraphs, title
-from opgrad.onnx.graph.opset import align_functions
 from opgrad.onnx.graph.subgraphs import hoist
 
 MOST_OPSET = 1 << 31  # what onnx's own functions take

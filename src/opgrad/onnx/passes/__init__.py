@@ -13,14 +13,24 @@ import onnx
 from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.graph.subgraphs import in_bodies
-from opgrad.onnx.passes.activation import fuse_gelu, fuse_swish
-from opgrad.onnx.passes.losses import fuse_cross_entropy
-from opgrad.onnx.passes.normalization import fuse_layer_normalization, fuse_rms_normalization
-from opgrad.onnx.passes.removal import join_pairs, remove_dead, remove_no_ops
-from opgrad.onnx.passes.sharing import fold_constants, share_constants, share_nodes
-from opgrad.onnx.passes.sizes import simplify_shapes
-from opgrad.onnx.passes.splitting import split_parts
-from opgrad.onnx.passes.sums import chain_sums, transpose_products
+from opgrad.onnx.passes.patterns import (
+    fuse_cross_entropy,
+    fuse_gelu,
+    fuse_layer_normalization,
+    fuse_rms_normalization,
+    fuse_swish,
+)
+from opgrad.onnx.passes.removal import (
+    chain_sums,
+    fold_constants,
+    join_pairs,
+    remove_dead,
+    remove_no_ops,
+    share_constants,
+    share_nodes,
+    transpose_products,
+)
+from opgrad.onnx.passes.sizes import simplify_shapes, split_parts
 
 Pass = Callable[[Graph], bool]
 

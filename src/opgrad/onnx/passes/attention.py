@@ -6,27 +6,400 @@ are causal whatever the sizes are become an attribute of the node; the others it
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
-from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.messages import FLOATS, MICROSOFT
+from opgrad.onnx.graph.graph import Graph, evaluate
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.onnx.graph.nodes import attributes_of, naming, title
-from opgrad.onnx.passes.attention_masks import (
-    ONE_AXIS_FROM,
-    NotAttention,
-    added_node,
-    mask_of,
-    reduced,
-    some_key,
-    unsqueezed,
-)
-from opgrad.onnx.passes.masks import LOW
-from opgrad.onnx.passes.operands import ScoreOperand, as_keys, head_size, scaled, shared_heads
+from opgrad.onnx.passes.sizes import terms_of
+
+
+@dataclass(frozen=True)
+class ScoreOperand:
+    """An operand of the product of queries and keys: a value, times a factor.
+
+    turned: whether its last two axes still have to be exchanged, to have a row for each key.
+    """
+
+    name: str
+    factor: float = 1.0
+    turned: bool = False
+
+
+def scaled(graph: Graph, name: str) -> ScoreOperand:
+    """An operand without the number that it is multiplied with, or divided by."""
+    node = graph.maker(name, "Mul", "Div") if graph.inner(name) else None
+    if node is None:
+        return ScoreOperand(name)
+    pairs = [tuple(node.input)] if node.op_type == "Div" else [tuple(node.input), tuple(node.input)[::-1]]
+    for value, other in pairs:
+        number = graph.scalar(other)
+        sizes, own = graph.sizes(value), graph.sizes(name)
+        if number and sizes is not None and own is not None and len(sizes) == len(own):
+            found = scaled(graph, value)
+            return replace(found, factor=found.factor * (1 / number if node.op_type == "Div" else number))
+    return ScoreOperand(name)
+
+
+def as_keys(graph: Graph, found: ScoreOperand) -> ScoreOperand:
+    """The keys before they were transposed for the product."""
+    source = _before_transposition(graph, found.name)
+    if source is None:
+        return replace(found, turned=True)
+    inner = scaled(graph, source)
+    return ScoreOperand(inner.name, found.factor * inner.factor)
+
+
+def _before_transposition(graph: Graph, name: str) -> str | None:
+    """The value whose last two axes a Transpose exchanges, between two Reshapes or not; None if there is none."""
+    node = graph.maker(name, "Transpose", "Reshape")
+    if node is None:
+        return None
+    if node.op_type == "Transpose":
+        order = attributes_of(node).get("perm", [])
+        rank = len(order)
+        return node.input[0] if rank > 2 and order == [*range(rank - 2), rank - 1, rank - 2] else None
+    inner = graph.maker(node.input[0], "Transpose")
+    first = graph.maker(inner.input[0], "Reshape") if inner is not None else None
+    if inner is None or first is None or attributes_of(inner).get("perm") != [0, 2, 1]:
+        return None
+    before, flat, after = (terms_of(graph, each) for each in (first.input[0], first.output[0], name))
+    if before is None or flat is None or after is None or len(before) != 4 or len(after) != 4:
+        return None
+    same_rows = flat[-1] is not None and flat[-1] == before[-1] == after[-2]
+    return first.input[0] if same_rows and before[1] is not None and before[1] == after[1] else None
+
+
+def head_size(graph: Graph, name: str) -> int | None:
+    """The size of the last axis, from operands that are broadcast to a value where the graph does not tell its own."""
+    sizes = graph.sizes(name)
+    if sizes and isinstance(sizes[-1], int):
+        return sizes[-1]
+    node = graph.maker(name, "Add", "Sub", "Mul", "Div", "Cast", "Identity")
+    found = [] if node is None else [head_size(graph, each) for each in node.input]
+    return next((size for size in found if size is not None and size > 1), None)
+
+
+def shared_heads(graph: Graph, k: str, v: str) -> tuple[str, str] | None:
+    """Keys and values before each of their heads was repeated for neighbouring heads of queries; None if not."""
+    found = [_before_repetition(graph, name) for name in (k, v)]
+    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
+
+
+def _before_repetition(graph: Graph, name: str) -> str | None:
+    """x [B, H, L, D] of Reshape(Expand(Unsqueeze(x, 2))), which repeats each head."""
+    last = graph.maker(name, "Reshape")
+    middle = graph.maker(last.input[0], "Expand") if last is not None else None
+    first = graph.maker(middle.input[0], "Unsqueeze", "Reshape") if middle is not None else None
+    if first is None or middle is None:
+        return None
+    before, split, wide, after = (
+        graph.sizes(each) for each in (first.input[0], first.output[0], middle.output[0], name)
+    )
+    if before is None or split is None or after is None or len(before) != 4 or len(split) != 5 or len(after) != 4:
+        return None
+    heads, every = before[1], after[1]
+    if not isinstance(heads, int) or not isinstance(every, int) or split[1:3] != [heads, 1]:
+        return None
+    if not heads or every % heads:
+        return None
+    # The product asks for as many numbers in a head as queries have, so that sizes which are not told are those before.
+    told = [(a, b) for a, b in zip(before[2:], after[2:], strict=True) if isinstance(a, int) and isinstance(b, int)]
+    if any(a != b for a, b in told):
+        return None
+    return first.input[0] if wide is None or wide[2] in (None, every // heads) else None
+
+
+LOW = -1e4  # a number from which on down an addend hides a key; exporters write -10000, the least number, or -inf
+LARGEST = 1 << 24  # bytes of a mask, or of what it is computed from
+SIZES = (5, 3, 7, 2, 9, 4)  # what named sizes are in a trial; in the second one all are larger
+TRIALS = (0, 6)
+ALL = "all"
+ALIGNMENTS = (ALL, "top_left", "bottom_right")  # in the order in which one is chosen where several hold
+
+
+class _Unknown(Exception):
+    """The value depends on more than sizes, or is large."""
+
+
+class _Trial:
+    """The values of a graph that follow from sizes, with numbers for the named sizes."""
+
+    def __init__(self, graph: Graph, more: int):
+        self.graph, self.more = graph, more
+        self.named: dict[str, int] = {}
+        self.found: dict[str, np.ndarray] = {}
+
+    def __call__(self, name: str) -> np.ndarray:
+        if name not in self.found:
+            self.found[name] = self._value(name)
+        return self.found[name]
+
+    def _value(self, name: str) -> np.ndarray:
+        constant = self.graph.constant(name)
+        if constant is not None:
+            return constant
+        node = self.graph.producers.get(name)
+        if node is None or domain_of(node) or len(node.output) != 1:
+            raise _Unknown
+        if node.op_type in ("Shape", "Size"):
+            return self._sizes(node)
+        results = evaluate(node, [self(each) for each in node.input if each], self.graph.opset, LARGEST)
+        if results is None:
+            raise _Unknown
+        return results[0]
+
+    def _sizes(self, node: onnx.NodeProto) -> np.ndarray:
+        sizes, given = self.graph.sizes(node.input[0]), attributes_of(node)
+        if sizes is None:
+            raise _Unknown
+        every = [self._number(size) for size in sizes]
+        if node.op_type == "Size":
+            return np.array(math.prod(every), np.int64)
+        return np.array(every[given.get("start", 0) : given.get("end", len(every))], np.int64)
+
+    def _number(self, size: int | str | None) -> int:
+        if size is None:
+            raise _Unknown
+        if isinstance(size, int):
+            return size
+        if size not in self.named and len(self.named) == len(SIZES):
+            raise _Unknown
+        return self.named.setdefault(size, SIZES[len(self.named) % len(SIZES)] + self.more)
+
+
+def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
+    """How a causal mask, bool or added, aligns queries with keys: "top_left" or "bottom_right".
+
+    ALL of a mask that hides no key, None of any other.
+
+    hides: the mask is bool, and True where a key is hidden.
+    """
+    found = set(ALIGNMENTS)
+    try:
+        for more in TRIALS:
+            trial = _Trial(graph, more)
+            found &= _alignments(~trial(name) if hides else trial(name))
+            if not found or not trial.named:
+                break
+    except (_Unknown, RecursionError):
+        return None
+    return next((each for each in ALIGNMENTS if each in found), None)
+
+
+def _alignments(mask: np.ndarray) -> set[str]:
+    if not _hides(mask):
+        return set()
+    seen = mask if mask.dtype == bool else mask == 0
+    if mask.ndim < 2 or any(size != 1 for size in mask.shape[:-2]):
+        return {ALL} if seen.all() else set()
+    seen = seen.reshape(mask.shape[-2:])
+    queries, keys = mask.shape[-2], mask.shape[-1]
+    places: Mapping[str, int] = {ALL: keys, "top_left": 0, "bottom_right": keys - queries}
+    return {each for each, place in places.items() if (seen == np.tri(queries, keys, place, dtype=bool)).all()}
+
+
+def _hides(mask: np.ndarray) -> bool:
+    """Whether the mask is bool, or every number in it is 0 or so low that it hides a key."""
+    return mask.dtype == bool or bool(((mask == 0) | (mask.astype(np.float64) <= LOW)).all())
+
+
+# --- conditions of which all have to hold ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A bool value, which is True where a query sees a key.
+
+    lacks_heads: whether its axes are batch, queries and keys, if it has three. ends: the value that tells how many of
+    its keys count, as an end of Slice has it; "" where all do.
+    """
+
+    name: str
+    lacks_heads: bool = False
+    ends: str = ""
+
+
+def conditions(graph: Graph, name: str, lacks_heads: bool = False) -> list[Condition]:
+    """The conditions of which all have to hold for a bool value, which nothing else needs to read."""
+    own = Condition(name, lacks_heads)
+    node = graph.maker(name, "And", "Expand", "Reshape")
+    if node is None:
+        return [own]
+    if node.op_type == "Reshape":
+        before, after = graph.sizes(node.input[0]), graph.sizes(name)
+        if lacks_heads or before is None or len(before) != 3 or after != [before[0], 1, *before[1:]]:
+            return [own]
+        found = conditions(graph, node.input[0], lacks_heads=True)
+        return found if all(graph.sizes(each.name) is not None for each in found) else [own]
+    names: Iterable[str] = node.input if node.op_type == "And" else node.input[:1]
+    return [each for part in names for each in conditions(graph, part, lacks_heads)]
+
+
+def all_keys(graph: Graph, name: str) -> tuple[str, str]:
+    """What a mask is before a Slice leaves the first of its keys, and the number of these; itself and "" without."""
+    node = graph.maker(name, "Slice")
+    given = [] if node is None else [graph.constant(each) if each else None for each in node.input[1:]]
+    if node is None or len(given) not in (3, 4) or given[0] is None or given[2] is None:
+        return name, ""
+    rank = len(graph.sizes(node.input[0]) or ())
+    keys_alone = given[0].tolist() == [0] and rank and given[2].tolist() in ([-1], [rank - 1])
+    steps = given[3] if len(given) > 3 else np.array([1])
+    return (node.input[0], node.input[2]) if keys_alone and steps is not None and (steps == 1).all() else (name, "")
+
+
+ONE_AXIS_FROM = 13  # opset of Softmax with one axis, and of Squeeze and Unsqueeze whose axes are an input
+AXES_GIVEN_FROM = 18  # opset of ReduceMax and ReduceMean whose axes are an input
+
+
+class NotAttention(Exception):
+    """The text says why a softmax between products is not replaced."""
+
+
+def mask_of(
+    graph: Graph, new: list[onnx.NodeProto], seen: Sequence[tuple[str, bool]], masks: Sequence[tuple[str, float]],
+    q: str, softmax: str,
+) -> tuple[str, str]:  # fmt: skip
+    """How the mask is causal, and the name of the rest of it, or "".
+
+    new: gets the nodes that compute it. seen: conditions, each with whether a query sees a key where it holds. masks:
+    what is added to the scores, each with its factor. q, softmax: the queries and the probabilities.
+    """
+    aligned, parts, added = set[str](), list[str](), list[str]()
+    for condition, holds in seen:
+        for each in conditions(graph, condition) if holds else [Condition(condition)]:
+            own = alignment(graph, each.name, hides=not holds)
+            if own:
+                aligned.add(own)
+            else:
+                part = _as_mask(graph, new, each)
+                parts.append(part if holds else added_node(graph, new, "Not", [part], f"{part}/not"))
+    for name, factor in masks:
+        added += _split(graph, new, _stripped(graph, name), factor, aligned)
+    aligned.discard(ALL)
+    if len(aligned) > 1:
+        raise NotAttention("two of its masks are causal in different ways")
+    return "".join(aligned), _joined(graph, new, parts, added, q, softmax)
+
+
+def some_key(graph: Graph, new: list[onnx.NodeProto], seen: Sequence[tuple[str, bool]], name: str) -> str:
+    """Whether a query sees a key, broadcast to the scores with one key; "" if the conditions are causal alone.
+
+    new, seen: as in `mask_of`. name: begins the names of new values.
+    """
+    if all(alignment(graph, condition, hides=not holds) for condition, holds in seen):
+        return ""
+    if not all(graph.sizes(condition) for condition, _ in seen):
+        raise NotAttention("the graph does not tell the rank of its mask")
+    parts = [each if holds else added_node(graph, new, "Not", [each], f"{each}/not") for each, holds in seen]
+    whole = reduce(lambda a, b: added_node(graph, new, "And", [a, b], f"{name}/and"), parts)
+    number = added_node(graph, new, "Cast", [whole], f"{name}/number", to=TensorProto.FLOAT)
+    largest = reduced(graph, new, "ReduceMax", number, -1)
+    return added_node(graph, new, "Cast", [largest], f"{name}/some", to=TensorProto.BOOL)
+
+
+def _stripped(graph: Graph, name: str) -> str:
+    """A mask before it is broadcast, which the node does itself."""
+    node = graph.maker(name, "Expand")
+    return _stripped(graph, node.input[0]) if node is not None else name
+
+
+def _split(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float, aligned: set[str]) -> list[str]:
+    """An added mask without what of it is causal, which joins `aligned`; nothing if nothing is left."""
+    own = alignment(graph, name) if factor > 0 else None
+    if own:
+        aligned.add(own)
+        return []
+    whole, ends = all_keys(graph, name)
+    node = graph.maker(whole, "Where")
+    low = graph.scalar(node.input[2]) if node is not None and graph.scalar(node.input[1]) == 0.0 else None
+    if node is None or low is None or low > LOW or factor != 1:
+        return [_times(graph, new, name, factor)]
+    every = [(each, alignment(graph, each.name)) for each in conditions(graph, node.input[0])]
+    # Of fewer keys, those that a query sees from the first on stay the same; counted from the last they do not.
+    rest = [replace(each, ends=ends) for each, own in every if not own or (ends and own == "bottom_right")]
+    if len(rest) == len(every):
+        return [name]
+    aligned.update(own for _, own in every if own and not (ends and own == "bottom_right"))
+    if not rest:
+        return []
+    masks = [_as_mask(graph, new, each) for each in rest]
+    seen = reduce(lambda a, b: added_node(graph, new, "And", [a, b], f"{name}/and"), masks)
+    return [added_node(graph, new, "Where", [seen, *node.input[1:]], f"{name}/rest")]
+
+
+def _as_mask(graph: Graph, new: list[onnx.NodeProto], condition: Condition) -> str:
+    """A condition that is broadcast to the scores."""
+    name = condition.name
+    if condition.lacks_heads and len(graph.sizes(name) or ()) == 3:
+        name = unsqueezed(graph, new, name, 1)
+    if condition.ends and graph.sizes(name) != []:
+        limits = [graph.add_constant(np.array([each]), f"{name}/keys") for each in (0, -1)]
+        name = added_node(graph, new, "Slice", [name, limits[0], condition.ends, limits[1]], f"{name}/keys")
+    return name
+
+
+def _times(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float) -> str:
+    if factor == 1:
+        return name
+    kind = helper.tensor_dtype_to_np_dtype(graph.element_type(name) or TensorProto.FLOAT)
+    return added_node(graph, new, "Mul", [name, graph.add_constant(np.array(factor, kind), f"{name}/factor")], name)
+
+
+def _joined(graph: Graph, new: list[onnx.NodeProto], parts: list[str], added: list[str], q: str, softmax: str) -> str:
+    """One mask of conditions and of added values."""
+    kind = graph.element_type(q) or TensorProto.FLOAT
+    seen = reduce(lambda a, b: added_node(graph, new, "And", [a, b], f"{softmax}/seen"), parts) if parts else ""
+    total = reduce(lambda a, b: added_node(graph, new, "Add", [a, b], f"{softmax}/mask"), added) if added else ""
+    if total and graph.element_type(total) not in (None, kind, TensorProto.FLOAT):
+        total = added_node(graph, new, "Cast", [total], f"{softmax}/mask", to=kind)
+    if seen and total:
+        low = np.array(-np.inf, helper.tensor_dtype_to_np_dtype(graph.element_type(total) or kind))
+        return added_node(
+            graph, new, "Where", [seen, total, graph.add_constant(low, f"{softmax}/low")], f"{softmax}/mask"
+        )
+    return seen or total
+
+
+# --- small nodes ---
+
+
+def added_node(
+    graph: Graph, new: list[onnx.NodeProto], op: str, inputs: list[str], name: str, **attributes: Any
+) -> str:
+    """The result of a new node."""
+    result = graph.free(name)
+    node = graph.node(op, inputs, [result], **attributes)
+    new.append(node)
+    kind: int | None = TensorProto.INT64 if attributes.get("to") == TensorProto.INT64 else None
+    if op in ("Add", "Mul", "Where", "Transpose", "And", "Not", "Unsqueeze", "Slice"):
+        kind = graph.element_type(inputs[1 if op == "Where" else 0])
+    if kind is not None:
+        graph.declare(result, kind, None)
+    return result
+
+
+def reduced(graph: Graph, new: list[onnx.NodeProto], op: str, name: str, axis: int) -> str:
+    """The reduction of a value over one axis, which stays."""
+    if graph.opset >= AXES_GIVEN_FROM:
+        axes = graph.add_constant(np.array([axis]), f"{name}/axis")
+        return added_node(graph, new, op, [name, axes], f"{name}/reduced")
+    return added_node(graph, new, op, [name], f"{name}/reduced", axes=[axis])
+
+
+def unsqueezed(graph: Graph, new: list[onnx.NodeProto], name: str, axis: int = 0) -> str:
+    if graph.opset >= ONE_AXIS_FROM:
+        axes = graph.add_constant(np.array([axis]), f"{name}/axes")
+        return added_node(graph, new, "Unsqueeze", [name, axes], f"{name}/heads")
+    return added_node(graph, new, "Unsqueeze", [name], f"{name}/heads", axes=[axis])
+
 
 NODE = "AttentionTraining"
 LARGEST_HEAD = 256  # of the kernels

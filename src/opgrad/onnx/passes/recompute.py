@@ -4,21 +4,172 @@ The recomputation of a segment has to wait for the gradient at the end of the se
 at once, or onnxruntime, which joins common subexpressions, would keep the first results. So the values that a segment
 reads pass through a Reshape to their own shape. It shares their memory and costs nothing. The shape that it is given
 depends on that gradient, although it is always zeros, and a 0 in it keeps the size.
+
+Nodes are ordered so that onnxruntime needs little memory. It orders a graph by a depth-first search from its ends, the
+nodes whose results no node reads. It begins with the end that is last in the file and first runs everything that this
+end depends on; of several inputs it again takes the one that is last in the file. If the gradient of the first layer's
+weights came last, all gradients of activations would be computed before the first gradient of weights, and every
+activation would stay in memory until then. So the ends are put behind all other nodes, the one that can be computed
+first last.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of
-from opgrad.onnx.graph.nodes import attributes_of, captured, read_by, rename_inputs
-from opgrad.onnx.passes.order import sorted_nodes
-from opgrad.onnx.passes.segments import Segments
-from opgrad.onnx.passes.sharing import is_repeatable
+from opgrad.onnx.graph.nodes import attributes_of, captured, needed, read_by, rename_inputs
+from opgrad.onnx.passes.removal import is_repeatable
+
+UNKNOWN_SIZE = 32  # the assumed length of an axis of unknown size, where bytes are compared
+WHO = "checkpoint_segments"
+
+
+class Segments:
+    """A forward graph, cut into segments.
+
+    forward: its nodes, in their order. backward: the other nodes of the graph.
+    kept: the values that cross from one segment to a later one. spans: for each segment the place of its first node in
+    `forward` and the place behind its last one.
+    """
+
+    def __init__(self, graph: Graph, forward: Sequence[str], wanted: int | Sequence[str]):
+        nodes = list(graph.nodes())
+        self.forward = needed(nodes, forward)
+        before = {id(node) for node in self.forward}
+        self.backward = [node for node in nodes if id(node) not in before]
+        self._graph = graph
+        self._last_uses = _last_uses(self.forward)
+        saved = read_by(self.backward)
+        self._bytes = [sum(size_of(graph, name) for name in node.output if name in saved) for node in self.forward]
+        ends = self._balanced(wanted) if isinstance(wanted, int) else self._after(wanted)
+        self.kept = frozenset(name for end in ends for name in self._crossing(end))
+        limits = [0, *ends, len(self.forward)]
+        self.spans = list(pairwise(limits))
+
+    def _crossing(self, end: int) -> list[str]:
+        """The values that are made before a place and read behind it."""
+        made = (name for node in self.forward[:end] for name in node.output if name)
+        return [name for name in made if self._last_uses.get(name, -1) >= end]
+
+    def _after(self, names: Sequence[str]) -> list[int]:
+        """The places behind the nodes that make these values."""
+        places = {name: place for place, node in enumerate(self.forward, 1) for name in node.output if name}
+        lost = [name for name in names if name not in places]
+        if lost:
+            raise ValueError(
+                f"{WHO}: no node between inputs and loss makes {' or '.join(map(repr, lost))}, "
+                "expected names of values inside the model"
+            )
+        return sorted({places[name] for name in names} - {len(self.forward)})
+
+    def _balanced(self, count: int) -> list[int]:
+        """The places of the cuts: they divide the bytes that the backward part reads into about equal parts.
+
+        Each place minimizes its distance in bytes from the equal part plus the bytes of the values that cross it.
+        """
+        sums, crossing = [0, *accumulate(self._bytes)], self._crossing_bytes()
+        targets = [sums[-1] * number / count for number in range(1, count)]
+        places = range(1, len(self.forward))
+        if not places:
+            return []
+        return sorted(
+            {min(places, key=lambda place: crossing[place] + abs(sums[place] - target)) for target in targets}
+        )
+
+    def _crossing_bytes(self) -> list[int]:
+        """For each place the bytes of the values that are made before it and read behind it."""
+        changes = [0] * (len(self.forward) + 1)
+        for place, node in enumerate(self.forward, 1):
+            for name in filter(None, node.output):
+                last = self._last_uses.get(name, -1)
+                if last >= place:
+                    size = size_of(self._graph, name)
+                    changes[place] += size
+                    changes[last + 1] -= size
+        for place in range(1, len(changes)):
+            changes[place] += changes[place - 1]
+        return changes
+
+
+def _last_uses(nodes: Sequence[onnx.NodeProto]) -> dict[str, int]:
+    return {name: place for place, node in enumerate(nodes) for name in captured(node)}
+
+
+def size_of(graph: Graph, name: str) -> int:
+    """The bytes of a value; an estimate if sizes are unknown, and 0 if its type or rank is."""
+    kind, sizes = graph.element_type(name), graph.sizes(name)
+    if kind is None or sizes is None:
+        return 0
+    count = math.prod(size if isinstance(size, int) else UNKNOWN_SIZE for size in sizes)
+    return count * helper.tensor_dtype_to_np_dtype(kind).itemsize
+
+
+def order_ends(graph: Graph) -> bool:
+    """Put the nodes that lead to only one end behind all others; those that can be computed first come last."""
+    nodes = list(graph.nodes())
+    ends = _ends(graph, nodes)
+    places = {name: place for place, node in enumerate(nodes) if id(node) not in ends for name in node.output if name}
+    groups: dict[int, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        if id(node) in ends:
+            groups.setdefault(ends[id(node)], []).append(node)
+    ready = {
+        end: max((places.get(x, -1) for each in own for x in captured(each)), default=-1) for end, own in groups.items()
+    }
+    ordered = [node for node in nodes if id(node) not in ends]
+    for end in sorted(groups, key=lambda end: (-ready[end], -end)):
+        ordered += groups[end]
+    graph.reorder(ordered)
+    return ordered != nodes
+
+
+def _ends(graph: Graph, nodes: list[onnx.NodeProto]) -> dict[int, int]:
+    """For each node that leads to only one end, the place of that end, by the node's id."""
+    ends: dict[int, int] = {}
+    for place in reversed(range(len(nodes))):
+        readers = [reader for name in nodes[place].output for reader in graph.readers.get(name, ())]
+        found = {ends.get(id(reader), -1) for reader in readers} or {place}
+        if len(found) == 1 and -1 not in found:
+            ends[id(nodes[place])] = found.pop()
+    return ends
+
+
+def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes, sorted topologically (Kahn 1962); where several may come next, the given order decides."""
+    listed = list(nodes)
+    makers = {name: place for place, node in enumerate(listed) for name in node.output if name}
+    waiting, followers = _edges(listed, makers)
+    ready = [place for place, count in enumerate(waiting) if not count]
+    ordered = []
+    while ready:
+        place = heapq.heappop(ready)
+        ordered.append(listed[place])
+        for follower in followers[place]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, follower)
+    return ordered
+
+
+def _edges(nodes: list[onnx.NodeProto], makers: Mapping[str, int]) -> tuple[list[int], list[list[int]]]:
+    """For each node the number of nodes that it depends on, and the places of the nodes that depend on it."""
+    waiting = [0] * len(nodes)
+    followers: list[list[int]] = [[] for _ in nodes]
+    for place, node in enumerate(nodes):
+        before = {makers[name] for name in captured(node) if name in makers}
+        waiting[place] = len(before)
+        for each in before:
+            followers[each].append(place)
+    return waiting, followers
+
 
 SUFFIX = "_recompute"
 STATISTICS = (3, 4)  # the results of BatchNormInternal with the batch's mean and 1 / deviation

@@ -1,14 +1,19 @@
-"""Removal of nodes that change nothing, and fusion of pairs such as a Transpose of a Transpose."""
+"""Removal of nodes that change nothing or are computed twice, and fusion of pairs such as a Transpose of a Transpose."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
 
-from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.nodes import attributes_of, leave_out_results, needed, read_by, registering
-from opgrad.onnx.graph.sizes import Term, Terms
+from opgrad.onnx.graph.conversion import trains
+from opgrad.onnx.graph.facts import facts_of
+from opgrad.onnx.graph.graph import AMPLIFIED, FOLDED, Graph, constant_tensor, evaluate
+from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, names_of
+from opgrad.onnx.graph.nodes import attributes_of, leave_out_results, needed, read_by, registering, subgraphs
+from opgrad.onnx.graph.sizes import Sizes, Term, Terms, are_equal
 from opgrad.onnx.passes.patterns import at_each
 from opgrad.onnx.passes.sizes import Shapes, slice_limits, terms_of
 
@@ -233,3 +238,201 @@ def _remove_initializers(graph: Graph, read: set[str]) -> bool:
             del graph.initializers[tensors[index].name], tensors[index]
             changed = True
     return changed
+
+
+LARGEST_SHARED = 1 << 16  # the most bytes of a constant that is compared with others
+
+
+def share_nodes(graph: Graph) -> bool:
+    """Keep only the first of nodes with the same operator, attributes and inputs."""
+    first: dict[Hashable, onnx.NodeProto] = {}
+    changed = False
+    for node in list(graph.nodes()):
+        if is_repeatable(node):
+            own = first.setdefault(_key(node), node)
+            changed |= own is not node and _merge(graph, own, node)
+    return changed
+
+
+def is_repeatable(node: onnx.NodeProto) -> bool:
+    """Whether a node always gives the same results for the same inputs."""
+    known = domain_of(node) in ("", MICROSOFT) and not facts_of(node).once
+    trains = node.op_type == "BatchNormalization" and len(node.output) > 1
+    return known and not trains and not any(subgraphs(node))
+
+
+def _key(node: onnx.NodeProto) -> Hashable:
+    attributes = sorted(each.SerializeToString(deterministic=True) for each in node.attribute)
+    inputs = list(node.input)
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    return domain_of(node), node.op_type, tuple(inputs), tuple(attributes)
+
+
+def _merge(graph: Graph, own: onnx.NodeProto, node: onnx.NodeProto) -> bool:
+    """Replace `node` by `own`, which computes the same; False if a result of it has a name that must stay."""
+    if graph.kept.intersection(node.output):
+        return False
+    for place, name in enumerate(node.output):
+        if name:
+            _result(graph, own, place, name)
+    graph.substitute(node, [])
+    return True
+
+
+def _result(graph: Graph, own: onnx.NodeProto, place: int, name: str) -> None:
+    """Let the readers of a value read a result of `own` instead; an optional result that it lacks is added."""
+    own.output.extend([""] * (place + 1 - len(own.output)))
+    if own.output[place]:
+        graph.alias(name, own.output[place])
+    else:
+        own.output[place] = graph.free(name)
+        graph.producers[own.output[place]] = own
+        graph.declare_like(own.output[place], name)
+        graph.alias(name, own.output[place])
+
+
+def share_constants(graph: Graph) -> bool:
+    """Keep only the first of equal initializers that are no parameters."""
+    first: dict[Hashable, str] = {}
+    changed = False
+    own_state = {name for node in graph.nodes() if _keeps_state(graph, node) for name in node.input}
+    for tensor in list(graph.graph.initializer):
+        if (
+            tensor.name in graph.kept
+            or tensor.name in own_state
+            or uses_external_data(tensor)
+            or tensor.ByteSize() > LARGEST_SHARED
+        ):
+            continue
+        own = first.setdefault(_content(tensor), tensor.name)
+        if own != tensor.name and tensor.name in graph.readers:
+            graph.alias(tensor.name, own)
+            changed = True
+    return changed
+
+
+def _keeps_state(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether a node writes into its inputs, or will do so in the training graph."""
+    if domain_of(node):
+        return facts_of(node).once
+    return node.op_type == "BatchNormalization" and trains(node, graph.opset)
+
+
+def _content(tensor: onnx.TensorProto) -> Hashable:
+    if tensor.HasField("raw_data"):
+        return tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
+    bare = copied(tensor)
+    bare.name = bare.doc_string = ""
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).digest()
+
+
+# --- constants --------------------------------------------------------------------------------------------------------
+
+
+GROWTH = 1 << 12  # the most bytes by which a folded value may be larger than the constants it is computed from
+FOLDABLE = FOLDED | names_of(
+    """
+    Abs Exp Log Sign Sin Cos Tanh Sigmoid Round GreaterOrEqual LessOrEqual Trilu Tile Split Flatten Clip MatMul Gemm
+    CumSum ReduceSum ReduceMax ReduceMin ReduceMean ScatterND ScatterElements GatherND GatherElements OneHot
+    CastLike Sum Mean Xor EyeLike ArgMax ArgMin Relu IsNaN IsInf
+    """
+)
+
+
+@at_each()
+def fold_constants(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Replace Constant nodes, and nodes whose inputs are all constants, by initializers."""
+    if graph.kept.intersection(node.output) or any(subgraphs(node)):
+        return False
+    tensors = _constant(node) if node.op_type == "Constant" else _computed(graph, node)
+    if tensors is not None:
+        graph.become_constants(node, tensors)
+        if node.op_type == "Constant":
+            graph.room += AMPLIFIED * sum(each.ByteSize() for each in tensors.values())
+    return tensors is not None
+
+
+def _constant(node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:
+    tensor = constant_tensor(node)
+    return None if tensor is None else {node.output[0]: copied(tensor)}
+
+
+def _computed(graph: Graph, node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:
+    """The results of a node whose inputs are all constants; None if they are not, or would be large."""
+    if node.op_type not in FOLDABLE:
+        return None
+    if node.op_type in ("Shape", "Size"):
+        value = graph.constant(node.output[0])
+        return None if value is None else {node.output[0]: numpy_helper.from_array(value)}
+    names = [name for name in node.input if name]
+    if not all(name in graph.initializers for name in names):
+        return None
+    inputs = [value for name in names if (value := graph.constant(name)) is not None]
+    if len(inputs) < len(names):
+        return None
+    held = {name: each.nbytes for name, each in zip(names, inputs, strict=True)}
+    results = evaluate(node, inputs, graph.opset, min(GROWTH + sum(held.values()), max(GROWTH, graph.room)))
+    if results is None:
+        return None
+    outputs = [name for name in node.output if name]
+    kinds = [graph.element_type(name) for name in outputs]
+    if any(kind != helper.np_dtype_to_tensor_dtype(each.dtype) for kind, each in zip(kinds, results, strict=True)):
+        return None
+    graph.room -= sum(each.nbytes for each in results if each.nbytes > GROWTH)
+    return {name: numpy_helper.from_array(each) for name, each in zip(outputs, results, strict=True)}
+
+
+@at_each("Sum")
+def chain_sums(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Replace a Sum of values of one shape by additions in its order.
+
+    onnxruntime's Sum needs memory for its result while all of its inputs are in memory. An addition writes into its
+    first input, and the memory of each other input is free as soon as it was added.
+    """
+    if len(node.input) < 2 or _broadcasts(graph, node):
+        return False
+    graph.substitute(node, _additions(graph, node))
+    return True
+
+
+def _broadcasts(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether one of more than two inputs is known to be broadcast; of two inputs an addition broadcasts as well."""
+    whole = graph.sizes(node.output[0])
+    sizes = [graph.sizes(name) for name in node.input]
+    return len(sizes) > 2 and (whole is None or any(each is not None and _differ(each, whole) for each in sizes))
+
+
+def _differ(one: Sizes, other: Sizes) -> bool:
+    """Whether two shapes are known to differ."""
+    pairs = zip(one, other, strict=False)
+    return len(one) != len(other) or any(a != b and None not in (a, b) for a, b in pairs)
+
+
+def _additions(graph: Graph, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    total, additions = node.input[0], []
+    equal = all(are_equal(graph.sizes(name), graph.sizes(node.output[0])) for name in node.input)
+    for name in node.input[1:-1]:
+        part = graph.free(f"{node.output[0]}/part")
+        if equal:
+            graph.declare_like(part, node.output[0])
+        additions.append(graph.node("Add", [total, name], [part]))
+        total = part
+    last = helper.make_node("Add", [total, node.input[-1]], node.output, node.name)
+    return [*additions, last]
+
+
+@at_each("Transpose")
+def transpose_products(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Replace (a @ b).T by b.T @ a.T; gradients of weights that a graph transposes have this form."""
+    product = graph.maker(node.input[0], "Gemm")
+    if product is None or not graph.inner(node.input[0]) or len([name for name in product.input if name]) > 2:
+        return False
+    if attributes_of(node).get("perm", [1, 0]) != [1, 0]:
+        return False
+    given = attributes_of(product)
+    other = {"transA": 1 - given.get("transB", 0), "transB": 1 - given.get("transA", 0)}
+    attributes = {name: value for name, value in {**given, **other}.items() if value or name not in other}
+    swapped = [product.input[1], product.input[0]]
+    graph.substitute(node, [helper.make_node("Gemm", swapped, [node.output[0]], product.name, **attributes)])
+    return True

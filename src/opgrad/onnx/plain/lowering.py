@@ -16,12 +16,12 @@ from onnx import AttributeProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.base.reading import json_object
+from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.formulas import Body, Value
 from opgrad.onnx.graph.loading import load
 from opgrad.onnx.graph.messages import MICROSOFT, attribute_of, copied, declared_types, domain_of, free_name, opset_of
 from opgrad.onnx.graph.nodes import all_nodes, model_nodes, naming, needed, read_by, subgraphs
-from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.plain.registry import FORMS, Call, NoForm
 
 DOMAIN = "opgrad"

@@ -9,7 +9,7 @@ from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import FLOATS, copied, keep
 from opgrad.onnx.graph.nodes import captured, needed, read_by, rename
 from opgrad.onnx.graph.subgraphs import declared_sizes, enclosed, sequence_type
-from opgrad.onnx.passes.sharing import is_repeatable
+from opgrad.onnx.passes.removal import is_repeatable
 from opgrad.onnx.rules import lists, shaping
 from opgrad.onnx.rules.errors import NoGradient
 from opgrad.onnx.rules.node import Node

@@ -9,11 +9,10 @@ import onnx
 import onnxruntime
 
 from opgrad.cpu.runtime.threads import get_num_threads
-from opgrad.onnx.graph.batch_norm import evaluating, written_inputs
-from opgrad.onnx.graph.halves import compute_in_float32, in_float32, is_half
+from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, in_float32, is_half, written_inputs
 from opgrad.onnx.graph.loading import name_of
 from opgrad.onnx.graph.messages import copied
-from opgrad.onnx.passes.losses import use_internal_losses
+from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.training.api.checkpoint_state import CheckpointState
 from opgrad.training.engine.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.engine.distributed import OneProcess, Processes

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime
 
 from opgrad.base.locks import once
+from opgrad.onnx.graph.conversion import LOADED_AS_FLOATS, compute_in_float32, has_halves
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.halves import LOADED_AS_FLOATS, compute_in_float32, has_halves
 from opgrad.onnx.graph.loading import check_sizes, read_model
 from opgrad.onnx.graph.messages import copied, domain_of, import_microsoft
 from opgrad.onnx.graph.nodes import attributes_of

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.onnx.graph.halves import has_halves
+from opgrad.onnx.graph.conversion import has_halves
 from opgrad.onnx.graph.messages import copied, keep
 from opgrad.onnx.graph.nodes import rename_inputs
 

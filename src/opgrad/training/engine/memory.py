@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from opgrad.onnx.graph.halves import is_half
+from opgrad.onnx.graph.conversion import is_half
 from opgrad.training.engine.optimizer import SGD, AdamW, started
 from opgrad.training.engine.row_wise import RowWise
 from opgrad.training.files import mapped_files

@@ -10,8 +10,7 @@ import onnxruntime
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
 from opgrad.cpu.runtime.threads import get_num_threads
-from opgrad.onnx.graph.batch_norm import written_inputs
-from opgrad.onnx.graph.halves import in_float32, rounded
+from opgrad.onnx.graph.conversion import in_float32, rounded, written_inputs
 from opgrad.training.engine.evaluation import Evaluation, Evaluator
 from opgrad.training.engine.export import check_export, export_model
 from opgrad.training.engine.loss_scale import FACTOR, LossScale, scaled

@@ -15,7 +15,7 @@ from opgrad.onnx.graph.loading import check_sizes
 from opgrad.onnx.graph.loading import read_model as read_model
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of
 from opgrad.onnx.graph.sizes import are_equal
-from opgrad.onnx.passes.losses import LOSS, LOSS_AND_GRADIENT, LOSS_GRADIENT, fuse_with_gradient, use_internal_losses
+from opgrad.onnx.passes.patterns import LOSS, LOSS_AND_GRADIENT, LOSS_GRADIENT, fuse_with_gradient, use_internal_losses
 from opgrad.onnxruntime import LOWERED, loading, lower, private
 from opgrad.training.engine import first_run
 from opgrad.training.engine.binding import BoundGraph, declared

@@ -13,10 +13,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.contract.quantized import BYTE
+from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import MICROSOFT, attribute_of, declared_types, domain_of, keep, opset_of
 from opgrad.onnx.graph.nodes import names_in
-from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.plain.quantized import DEFAULTS
 from opgrad.training.export.constants import Constants
 from opgrad.training.export.plain import WHO

@@ -6,10 +6,10 @@ import onnx
 from onnx import inliner
 
 from opgrad.base.arguments import ArgumentError
+from opgrad.onnx.graph.conversion import LEAST, raise_opset
 from opgrad.onnx.graph.messages import MICROSOFT, domain_of, opset_of
 from opgrad.onnx.graph.nodes import is_known, model_nodes
-from opgrad.onnx.graph.opset import LEAST, raise_opset
-from opgrad.onnx.passes.losses import use_internal_losses
+from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.onnx.plain.lowering import DOMAIN
 from opgrad.onnxruntime import LOWERED, lower
 from opgrad.training.make.checks import sentence

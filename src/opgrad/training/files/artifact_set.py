@@ -12,8 +12,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from opgrad.base.locks import once
 from opgrad.base.writing import finish_interrupted
-from opgrad.onnx.graph.batch_norm import evaluating, written_inputs
-from opgrad.onnx.graph.halves import compute_in_float32, in_float32, is_half
+from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, in_float32, is_half, written_inputs
 from opgrad.onnx.graph.loading import read_model
 from opgrad.onnx.graph.messages import copied
 from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET, without_accumulators

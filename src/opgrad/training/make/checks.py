@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable
 import onnx
 from onnx import TensorProto, checker, helper
 
+from opgrad.onnx.graph.conversion import UNKNOWN
 from opgrad.onnx.graph.messages import HALVES, domain_of, without_large
 from opgrad.onnx.graph.nodes import all_nodes, is_known
-from opgrad.onnx.graph.opset import UNKNOWN
 
 
 def check_built(model: onnx.ModelProto, who: str) -> None:

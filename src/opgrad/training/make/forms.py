@@ -6,11 +6,12 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.onnx.graph.batch_norm import (
+from opgrad.onnx.graph.conversion import (
     STATISTICS,
     TRAINING_MODE_FROM,
     batch_norms,
     evaluating,
+    raise_opset,
     set_training_mode,
     trains,
 )
@@ -26,7 +27,6 @@ from opgrad.onnx.graph.messages import (
     opset_of,
 )
 from opgrad.onnx.graph.nodes import all_nodes, attributes_of, model_nodes
-from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.graph.subgraphs import hoist_constants
 from opgrad.onnx.rules.registry import RULES
 from opgrad.training.make.outputs import correct_shapes

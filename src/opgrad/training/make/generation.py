@@ -14,7 +14,7 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError
 from opgrad.base.writing import check_destinations, new_file, staged
-from opgrad.onnx.graph import batch_norm
+from opgrad.onnx.graph import conversion
 from opgrad.onnx.graph.loading import check_and_repair
 from opgrad.onnx.graph.messages import opset_of
 from opgrad.training.files import checkpoint_files
@@ -88,7 +88,7 @@ def _chosen(request: ArtifactRequest, accessor: ModelAccessor, cut: Mapping[str,
     if request.batch_norm == "train":
         forms.train(model, WHO)
     elif request.batch_norm == "freeze":
-        batch_norm.freeze(model, list(batch_norm.batch_norms(model)))
+        conversion.freeze(model, list(conversion.batch_norms(model)))
     if names is None:
         names = list(dict.fromkeys(cut.values())) or [each.name for each in model.graph.output]
     (untie if request.untie else part_statistics)(model, accessor.apart)
@@ -97,8 +97,8 @@ def _chosen(request: ArtifactRequest, accessor: ModelAccessor, cut: Mapping[str,
     selection = select(accessor.graph(), outputs[0], request.requires_grad, request.frozen_params, WHO, candidates)
     if request.batch_norm == "model":  # statistics in frozen_params stay as they are
         held, opset = set(selection.held), opset_of(model)
-        nodes = [node for node in batch_norm.batch_norms(model) if batch_norm.trains(node, opset)]
-        batch_norm.freeze(model, [node for node in nodes if held.issuperset(node.input[3:5])])
+        nodes = [node for node in conversion.batch_norms(model) if conversion.trains(node, opset)]
+        conversion.freeze(model, [node for node in nodes if held.issuperset(node.input[3:5])])
     return [*outputs, *request.outputs], selection
 
 

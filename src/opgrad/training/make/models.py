@@ -13,9 +13,9 @@ from opgrad.onnx import passes
 from opgrad.onnx.gradients.backward import SUFFIX
 from opgrad.onnx.gradients.differentiation import Differentiated, Segments, append, differentiate, names_in, prepared
 from opgrad.onnx.gradients.expansion import inline_functions
+from opgrad.onnx.graph.conversion import compute_in_float32, in_float32
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph, constant_tensor, overridable
-from opgrad.onnx.graph.halves import compute_in_float32, in_float32
 from opgrad.onnx.graph.messages import FLOATS, HALVES, copied, domain_of, keep
 from opgrad.onnx.rules.frozen_weights import BYTES_SUFFIX
 from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET, RESULT_SUFFIX, accumulating, with_gradients

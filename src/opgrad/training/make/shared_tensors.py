@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import onnx
 
-from opgrad.onnx.graph.batch_norm import STATISTICS
+from opgrad.onnx.graph.conversion import STATISTICS
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.loading import mend
 from opgrad.onnx.graph.messages import FLOATS, domain_of, free_name

@@ -6,10 +6,10 @@ import onnx
 from onnx import TensorProto, compose
 
 from opgrad.base.arguments import ArgumentError
+from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.loading import Model, load
 from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import rename_inputs
-from opgrad.onnx.graph.opset import raise_opset
 from opgrad.training.make.blocks.accessor import current
 from opgrad.training.make.blocks.block import Block
 from opgrad.training.make.blocks.loss import KLDivLoss

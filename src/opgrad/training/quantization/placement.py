@@ -14,9 +14,9 @@ from onnx import TensorProto, numpy_helper
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError
 from opgrad.base.writing import new_file
+from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.messages import free_name
 from opgrad.onnx.graph.nodes import SCOPES, module_path, reads_values
-from opgrad.onnx.graph.opset import raise_opset
 from opgrad.onnx.passes import prepare
 from opgrad.training.make.patterns import matching
 from opgrad.training.make.selection import Candidates

@@ -11,8 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.onnx.graph.conversion import compute_in_float32
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.halves import compute_in_float32
 from opgrad.onnx.graph.loading import place_of, read_model
 from opgrad.onnx.graph.messages import (
     FEW_BITS,

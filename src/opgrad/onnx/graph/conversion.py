@@ -1,26 +1,32 @@
-"""Raises the opset of ai.onnx that a model imports, and lets its functions import the same.
+"""Models in another form: in a newer opset, with float32 for halves, and with another mode of batch normalization.
 
 onnx's converter refuses operators in the domain ai.onnx that ONNX does not have, such as those of training graphs. It
-drops functions and metadata, and it changes the meaning or the types of some operators of opset 10.
+drops functions and metadata, and it changes the meaning or the types of some operators of opset 10. onnxruntime's CPU
+loads no arithmetic of bfloat16, and computes with float16 in generic code: stored weights of halves are cast where they
+are read, and what is computed of them is float32.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx
-from onnx import TensorProto, defs, helper, inliner, numpy_helper, shape_inference, version_converter
+from onnx import AttributeProto, TensorProto, defs, helper, inliner, numpy_helper, shape_inference, version_converter
+from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnx.graph.messages import (
+    HALVES,
     copied_without,
     declared_types,
     domain_of,
+    free_name,
     is_large,
     keep,
     opset_of,
+    size_of,
     without_large,
 )
-from opgrad.onnx.graph.nodes import all_nodes, model_nodes
+from opgrad.onnx.graph.nodes import all_nodes, model_nodes, names_in, read_by, rename_inputs, subgraphs
 
 LEAST = 16  # the first opset whose ScatterND and ScatterElements can add
 LAYER_NORMALIZATION = 17  # the first opset with LayerNormalization, which onnxruntime-training wrote into older ones
@@ -124,7 +130,7 @@ UNKNOWN = "opgrad.unknown"  # the domain of operators that ONNX does not have, d
 RESIZE_CHANGED = BOUNDS_ARE_INPUTS = 11  # the opset with both changes
 TRAINING_IS_ATTRIBUTE = 14  # the first opset whose BatchNormalization has the attribute training_mode
 FILLED = ("Clip", "Pad")  # operators with attributes that became inputs, which have to be of the type of the data
-STATISTICS = slice(3, 5)  # saved outputs of BatchNormalization, which it lost with opset 14
+SAVED_STATISTICS = slice(3, 5)  # saved outputs of BatchNormalization, which it lost with opset 14
 
 
 def converted(model: onnx.ModelProto, version: int, wanted: int) -> onnx.ModelProto:
@@ -172,8 +178,8 @@ def _drop_saved_statistics(graph: onnx.GraphProto) -> None:
     """Remove the outputs of BatchNormalization that newer opsets lack, if no node reads them."""
     read = {name for node in graph.node for name in node.input} | {each.name for each in graph.output}
     for node in graph.node:
-        if node.op_type == "BatchNormalization" and not read.intersection(node.output[STATISTICS]):
-            del node.output[STATISTICS]
+        if node.op_type == "BatchNormalization" and not read.intersection(node.output[SAVED_STATISTICS]):
+            del node.output[SAVED_STATISTICS]
 
 
 def _keep_training(graph: onnx.GraphProto) -> None:
@@ -208,3 +214,186 @@ def _type_fillers(model: onnx.ModelProto) -> None:
                 with np.errstate(over="ignore"):
                     array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+LOADED_AS_FLOATS = (TensorProto.BFLOAT16,)  # types that onnxruntime's CPU stores and casts, but computes nothing with
+# Attributes that name the type of a result, or the one in which it is computed.
+TYPED = ("to", "dtype", "output_dtype", "output_type", "stash_type", "softmax_precision", "precision")
+
+
+def has_halves(model: onnx.ModelProto, kinds: Collection[int] = HALVES) -> bool:
+    """Whether a graph computes anything in float16 or bfloat16, or takes or stores it. kinds: which of the two."""
+    graph = model.graph
+    values = {each.type.tensor_type.elem_type for each in (*graph.input, *graph.output, *graph.value_info)}
+    stored = {each.data_type for each in graph.initializer}
+    typed = (_typed(each, kinds) for node in model_nodes(model) for each in node.attribute)
+    return not {*values, *stored}.isdisjoint(kinds) or any(typed)
+
+
+def compute_in_float32(model: onnx.ModelProto, widened: Collection[str] = ()) -> bool:
+    """Let a graph compute in float32 what it computes in float16 and bfloat16; whether it had any.
+
+    model: changed; its functions are inlined. Outputs of these types become float32. Inputs and initializers keep
+    theirs, and are cast where they are read, but for single numbers and the inputs named in `widened`, which become
+    float32. A graph that computes in float32 already stays as it is.
+    """
+    if not has_halves(model):
+        return False
+    if model.functions:
+        model.CopyFrom(inliner.inline_local_functions(model))
+    graph, taken = model.graph, names_in(model.graph)
+    _widen(each for each in graph.input if each.name in widened)
+    # Turn initializers that are one number into float32: what recognizes nodes by their constants still sees them.
+    for tensor in graph.initializer:
+        if tensor.data_type in HALVES and size_of(tensor) == 1 and not uses_external_data(tensor):
+            _widen_tensor(tensor)
+    stored = [each.name for each in graph.initializer if each.data_type in HALVES]
+    stored += [each.name for each in graph.input if _is_half(each) and each.name not in stored]
+    _widen(each for each in graph.output if each.name not in stored)
+    for node in graph.node:
+        _of_node(node)
+    readers = [node for node in graph.node if not _casts_to_float32(node)]
+    read = read_by(readers)
+    names = {name: free_name(f"{name}.float32", taken) for name in stored if name in read}
+    for node in readers:
+        rename_inputs(node, names)
+    to = TensorProto.FLOAT
+    casts = [helper.make_node("Cast", [name], [new], f"{new}/Cast", to=to) for name, new in names.items()]
+    keep(graph.node, [*casts, *graph.node])
+    del graph.value_info[:]
+    return True
+
+
+def without_casts(graph: onnx.GraphProto, names: Collection[str]) -> None:
+    """Let what read casts of these values to float32 read the values, which are float32 themselves."""
+    casts = [node for node in graph.node if _casts_to_float32(node) and node.input[0] in names]
+    read = {node.output[0]: node.input[0] for node in casts}
+    keep(graph.node, [node for node in graph.node if not node.output or node.output[0] not in read])
+    for node in graph.node:
+        rename_inputs(node, read)
+
+
+def in_float32(array: np.ndarray) -> np.ndarray:
+    """An array of float16 or bfloat16 as float32, exactly; any other array as it is."""
+    return array.astype(np.float32) if is_half(array.dtype) else array
+
+
+def rounded(array: np.ndarray, kind: int, what: str) -> np.ndarray:
+    """An array of float32 in the type of this TensorProto.DataType if that is a half; any other array as it is.
+
+    what: the array, for messages. Raises ValueError if float16 cannot hold one of the numbers.
+    """
+    if kind not in HALVES or array.dtype != np.float32:
+        return array
+    with np.errstate(over="ignore"):
+        found = array.astype(helper.tensor_dtype_to_np_dtype(kind))
+    if (lost := np.isinf(found) & np.isfinite(array)).any():
+        raise ValueError(f"{what} has {array[lost][0]:g}, which {found.dtype.name} cannot hold")
+    return found
+
+
+def is_half(dtype: "np.dtype[np.generic]") -> bool:
+    """Whether a dtype is float16 or bfloat16."""
+    return dtype.name in ("float16", "bfloat16")
+
+
+def _is_half(value: onnx.ValueInfoProto) -> bool:
+    return value.type.tensor_type.elem_type in HALVES
+
+
+def _widen(values: Iterable[onnx.ValueInfoProto]) -> None:
+    for each in values:
+        if _is_half(each):
+            each.type.tensor_type.elem_type = TensorProto.FLOAT
+
+
+def _widen_tensor(tensor: TensorProto) -> None:
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+
+
+def _typed(attribute: AttributeProto, kinds: Collection[int] = HALVES) -> bool:
+    """Whether an attribute says a half: as the type of a result, or as a tensor."""
+    if attribute.type == AttributeProto.TENSOR:
+        return attribute.t.data_type in kinds
+    return attribute.name in TYPED and attribute.type == AttributeProto.INT and attribute.i in kinds
+
+
+def _casts_to_float32(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Cast" and any(each.name == "to" and each.i == TensorProto.FLOAT for each in node.attribute)
+
+
+def _of_node(node: onnx.NodeProto) -> None:
+    """Let attributes of a node, and the graphs inside of it, say float32 where they say a half."""
+    for each in filter(_typed, node.attribute):
+        if each.type == AttributeProto.TENSOR:
+            _widen_tensor(each.t)
+        else:
+            each.i = TensorProto.FLOAT
+    for body in subgraphs(node):
+        _widen((*body.input, *body.output, *body.value_info))
+        for tensor in body.initializer:
+            if tensor.data_type in HALVES:
+                _widen_tensor(tensor)
+        for inner in body.node:
+            _of_node(inner)
+
+
+TRAINING_MODE_FROM = 14  # the first opset whose batch normalization says whether it trains
+STATISTICS = (3, 4)  # the places of a batch normalization's mean and variance
+
+
+def batch_norms(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The batch normalizations of a model."""
+    return (node for node in model_nodes(model) if node.op_type == "BatchNormalization" and not domain_of(node))
+
+
+def trains(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether a batch normalization is in training mode and uses the statistics of the batch."""
+    if opset < TRAINING_MODE_FROM:
+        return len(node.output) > 1
+    return any(each.name == "training_mode" and each.i for each in node.attribute)
+
+
+def freeze(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Set batch normalizations to evaluation mode, in which they use the stored statistics."""
+    lost: dict[str, str] = {}
+    for node in nodes:
+        set_training_mode(node, 0, opset_of(model))
+        lost |= {name: node.input[place] for name, place in zip(node.output[1:], STATISTICS, strict=False) if name}
+        del node.output[1:]
+    _repeat(model.graph, lost)
+
+
+def set_training_mode(node: onnx.NodeProto, value: int, opset: int) -> None:
+    """Set the mode of a batch normalization; in older opsets there is no attribute for it."""
+    keep(node.attribute, [each for each in node.attribute if each.name != "training_mode"])
+    if opset >= TRAINING_MODE_FROM:
+        node.attribute.append(helper.make_attribute("training_mode", value))
+
+
+def one_output(model: onnx.ModelProto) -> None:
+    """Remove the further outputs of batch normalizations in evaluation mode, which ONNX does not allow.
+
+    onnxruntime-training left the outputs with the running statistics if a model was exported in training mode.
+    """
+    opset = opset_of(model)
+    freeze(model, [node for node in batch_norms(model) if len(node.output) > 1 and not trains(node, opset)])
+
+
+def evaluating(model: onnx.ModelProto) -> None:
+    """Set all batch normalizations of an eval model to evaluation mode."""
+    opset = opset_of(model)
+    freeze(model, [node for node in batch_norms(model) if trains(node, opset)])
+
+
+def _repeat(graph: onnx.GraphProto, lost: dict[str, str]) -> None:
+    """Add Identity nodes for removed outputs that are still read. lost: for each such output the value to copy."""
+    read = {name for node in all_nodes(graph.node) for name in node.input} | {each.name for each in graph.output}
+    for name, source in lost.items():
+        if name in read:
+            graph.node.insert(0, helper.make_node("Identity", [source], [name]))
+
+
+def written_inputs(graph: onnx.GraphProto) -> set[str]:
+    """The inputs that a run of a training graph changes: the running statistics of batch normalization."""
+    return {name for node in graph.node if node.op_type == "BatchNormInternal" for name in node.input[3:5]}
