@@ -12,9 +12,7 @@ from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, copied, domain_of
 from opgrad.onnx.graph.nodes import captured, naming, outside, read_by, reads_values, rename, title
-from opgrad.onnx.rules import lists
-from opgrad.onnx.rules.errors import Instead
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Instead, Node, added_tensors
 from opgrad.onnx.rules.registry import Declared, Gradients, NoGradient
 
 SUFFIX = "_grad"
@@ -79,7 +77,7 @@ class Backward:
     def _sum(self, name: str, parts: Sequence[Value]) -> Value:
         self.body.scope(f"AccumulateGrad_{name}{SUFFIX}")
         if self.forward.sequence(name):
-            return functools.reduce(lists.added, parts)
+            return functools.reduce(added_tensors, parts)
         total = self.body.node("Sum", *parts)
         return self.body.declare(total, parts[0].element_type or TensorProto.FLOAT, self.forward.sizes(name))
 

@@ -1,4 +1,4 @@
-"""Removal of nodes that change nothing or are computed twice, and fusion of pairs such as a Transpose of a Transpose."""
+"""Removal of nodes that change nothing or are computed twice, and fusion of pairs such as two Transposes."""
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence

@@ -8,9 +8,8 @@ from onnx import TensorProto
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.graph.sizes import are_equal
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, sizes_of
 from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, gradient
-from opgrad.onnx.rules.shaping import sizes_of
 
 ATTRIBUTES = ("scale", "causal", "window", "softcap", "dropout", "layout")  # of AttentionTraining and its gradient
 MASKED = -10000.0  # the default of the number that is added to the scores of masked keys

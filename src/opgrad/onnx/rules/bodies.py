@@ -10,9 +10,7 @@ from opgrad.onnx.graph.messages import FLOATS, copied, keep
 from opgrad.onnx.graph.nodes import captured, needed, read_by, rename
 from opgrad.onnx.graph.subgraphs import declared_sizes, enclosed, sequence_type
 from opgrad.onnx.passes.removal import is_repeatable
-from opgrad.onnx.rules import lists, shaping
-from opgrad.onnx.rules.errors import NoGradient
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, NoGradient, filled_like, zero_tensors
 
 SIZES = ("Shape", "Size")  # operators whose small results are kept in place of what they read
 
@@ -56,7 +54,7 @@ class BodyGradient:
     def zeros(self, value: Value, is_sequence: bool) -> Value:
         """Zeros in the shape of a value that is one of the forward body or comes from outside."""
         like = Value(self.body, value.name, value.element_type, value.sizes)
-        return lists.zeros_like(like) if is_sequence else shaping.filled_like(like, 0)
+        return zero_tensors(like) if is_sequence else filled_like(like, 0)
 
     def input(self, what: str, like: str, element_type: int | None = None) -> Value:
         """A new input of the gradient's body, of the type of a value of the forward body or of another one."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.sizes import Size, are_equal
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, broadcast_to, sizes_of, unbroadcast
 from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient
-from opgrad.onnx.rules.shaping import broadcast_to, sizes_of, unbroadcast
 
 REST = "..."  # the axes without a letter, which are broadcast against each other
 

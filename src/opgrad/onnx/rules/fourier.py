@@ -7,9 +7,8 @@ import numpy as np
 from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, numbers_of, sizes_of
 from opgrad.onnx.rules.registry import NoGradient, gradient, recomputed
-from opgrad.onnx.rules.shaping import numbers_of, sizes_of
 
 AXIS_IS_INPUT = 20  # opset of DFT
 LENGTH, AXIS = 1, 2  # indices of DFT's inputs

@@ -2,9 +2,8 @@
 
 from opgrad.onnx.graph.formulas import LAST, Value
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, numbers_of
 from opgrad.onnx.rules.registry import Gradients, NoGradient, in_float32, recomputed
-from opgrad.onnx.rules.shaping import numbers_of
 
 
 def rms_normalized(x: Value, axis: int, epsilon: float) -> Value:

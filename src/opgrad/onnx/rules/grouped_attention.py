@@ -15,9 +15,8 @@ from opgrad.onnx.graph.formulas import LAST, Value
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.graph.sizes import known
 from opgrad.onnx.passes.attention import LARGEST_HEAD
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, numbers_of
 from opgrad.onnx.rules.registry import Gradients, NoGradient, in_float32, recomputed
-from opgrad.onnx.rules.shaping import numbers_of
 
 LOWEST = -3.4e38  # the score of a key that does not count
 

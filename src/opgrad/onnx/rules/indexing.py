@@ -4,9 +4,8 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import FLOATS
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, filled_like, ones_like
 from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient
-from opgrad.onnx.rules.shaping import filled_like, ones_like
 
 
 @gradient("Gather", constant=(1,), integers=True)

@@ -11,10 +11,8 @@ from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import keep
 from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.onnx.graph.subgraphs import LOOP, is_reversed, scan_axis, sequence_type
-from opgrad.onnx.rules import lists, shaping
 from opgrad.onnx.rules.bodies import BodyGradient
-from opgrad.onnx.rules.errors import NotKept
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, NotKept, appended_tensors, sizes_of, tensors_from
 
 SEQUENCE_STATES_FROM = 13  # the first opset whose Loop can hand sequences on
 
@@ -54,7 +52,7 @@ class Iterations:
     def axis(self, name: str, of: str, place: int) -> int:
         """The axis of the steps of an input or output; name: that of one step's part in the body."""
         axes = attributes_of(self.node.proto).get(f"scan_{of}_axes")
-        rank = len(shaping.sizes_of(self.inside.value(name))) if axes and any(axes) else 0
+        rank = len(sizes_of(self.inside.value(name))) if axes and any(axes) else 0
         return scan_axis(self.node.proto, place, of, rank + 1)
 
     def row(self, name: str, whole: str, of: str, place: int) -> Value:
@@ -129,14 +127,14 @@ class Iterations:
         forward.scope(after)
         values, more = Value(forward, before, dtype), Value(forward, name, dtype)
         start, count = (forward.node("SequenceLength", each) for each in (values, more))
-        all_of = lists.appended(values, more)
+        all_of = appended_tensors(values, more)
         for node in (*forward.nodes, helper.make_node("Identity", [all_of.name], [after], after)):
             inside.add(node)
         inside.forward.graph.initializer.extend(forward.initializers)
         for each in (start, count):
             inside.forward.declare(each.name, TensorProto.INT64, [])
         first, several = (Value(reads, self._stacked(each.name), TensorProto.INT64, []) for each in (start, count))
-        return lists.part(whole, first, several).name
+        return tensors_from(whole, first, several).name
 
     def _sequence_state(self, before: str, after: str, dtype: int) -> str:
         """Add a state to the Loop, a sequence that is empty at first; returns the name of the last one."""

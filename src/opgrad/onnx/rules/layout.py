@@ -4,9 +4,8 @@ import numpy as np
 from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import LAST, Value
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, reshape_like, reshape_to
 from opgrad.onnx.rules.registry import Gradients, formula, gradient
-from opgrad.onnx.rules.shaping import reshape_like, reshape_to
 
 SPLIT_SIZES_ARE_INPUT = 13  # opset
 AXES_OF_PAD = 3  # the index of this input

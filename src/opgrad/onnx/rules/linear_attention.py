@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from opgrad.onnx.graph.formulas import Body, Value
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, numbers_of, sizes_of
 from opgrad.onnx.rules.registry import Gradients, NoGradient, in_float32, recomputed
-from opgrad.onnx.rules.shaping import numbers_of, sizes_of
 
 WITH_BATCH = 4  # axes of tokens in rows, [N, T, heads, size]
 NEARLY_ZERO = 1e-6  # under the root of a norm, as onnxruntime has it

@@ -15,13 +15,19 @@ from opgrad.onnx.graph.formulas import LAST, Body, Value
 from opgrad.onnx.graph.messages import FLOATS, HALVES, copied
 from opgrad.onnx.graph.nodes import attributes_of, subgraphs
 from opgrad.onnx.graph.subgraphs import FIRST_STATE, TURN_AND_CONDITION, is_reversed, scan_axis, state_count
-from opgrad.onnx.rules import lists, shaping
 from opgrad.onnx.rules.bodies import BodyGradient
-from opgrad.onnx.rules.errors import Instead, NotKept
 from opgrad.onnx.rules.iterations import SEQUENCE_STATES_FROM, Iterations
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import (
+    ZERO_AS_SIZE,
+    Instead,
+    Node,
+    NotKept,
+    added_tensors,
+    filled_like,
+    sizes_of,
+    zero_tensors,
+)
 from opgrad.onnx.rules.registry import Gradients, gradient
-from opgrad.onnx.rules.shaping import sizes_of
 
 
 @gradient("Loop", constant=(0, 1))
@@ -166,7 +172,7 @@ class _LoopGradient:
             dtype = self._dtype_of_sum(value)
             total = Value(inside.body, inside.body.free(f"{value.name}_sum"), dtype, value.sizes)
             sums.append(total)
-            totals.append(lists.added(total, more) if self._is_sequence(value) else total + more.like(total))
+            totals.append(added_tensors(total, more) if self._is_sequence(value) else total + more.like(total))
         return sums, [*own, *totals, *(found[name] or self._zeros(name) for name in elements)]
 
     def _zeros(self, name: str) -> Value:
@@ -189,7 +195,7 @@ class _LoopGradient:
             value = node.required(place)
             like = Value(body, "", self._dtype_of_sum(value))
             is_sequence = self._is_sequence(value)
-            initial.append(lists.zeros_like(value) if is_sequence else shaping.filled_like(value, 0, like))
+            initial.append(zero_tensors(value) if is_sequence else filled_like(value, 0, like))
         always = body.constant(np.array(True))
         found = body.nodes_of("Loop", count, self.iterations.count, always, *initial, body=graph)
         results: list[Value | None] = [None] * len(node.names)
@@ -209,10 +215,10 @@ class _LoopGradient:
         if not part.is_reversed:
             value = value.slice(-1, -LAST - 1, 0, -1)
         # Where no iteration is run, onnxruntime takes 0 for sizes that it does not know; this gives them back.
-        zeros_as_sizes = {"allowzero": 1} if body.opset >= shaping.ZERO_AS_SIZE else {}
+        zeros_as_sizes = {"allowzero": 1} if body.opset >= ZERO_AS_SIZE else {}
         value = body.node("Reshape", value, body.concat(self.iterations.count.reshape([1]), *sizes), **zeros_as_sizes)
         if part.axis:
-            rank = len(shaping.sizes_of(whole))
+            rank = len(sizes_of(whole))
             value = value.transpose(*range(1, part.axis + 1), 0, *range(part.axis + 1, rank))
         if not self.iterations.is_loop:
             return value

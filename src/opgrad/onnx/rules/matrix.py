@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.rules.frozen_weights import gradient_through
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, reshape_like, sizes_of, transposed, unbroadcast
 from opgrad.onnx.rules.registry import Gradients, gradient
-from opgrad.onnx.rules.shaping import reshape_like, sizes_of, transposed, unbroadcast
 
 GEMM = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
 

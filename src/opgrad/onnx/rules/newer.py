@@ -5,9 +5,8 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Body, Value
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, reshape_like, transposed
 from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient
-from opgrad.onnx.rules.shaping import reshape_like, transposed
 
 
 @gradient("CumProd", constant=(1,))

@@ -8,13 +8,204 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.onnx.graph.formulas import GraphBody, NodeView, Value, widened
+from opgrad.onnx.graph.formulas import Body, GraphBody, NodeView, Value, widened
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.onnx.graph.nodes import attributes_of, outside
-from opgrad.onnx.graph.sizes import Sizes
-from opgrad.onnx.rules import lists, shaping
-from opgrad.onnx.rules.errors import NoGradient
+from opgrad.onnx.graph.sizes import Sizes, are_equal, constant_target, terms
+
+
+class NoGradient(NotImplementedError):
+    """This node has no gradient; the text says why, and what helps."""
+
+
+class Instead(Exception):
+    """A node is differentiated as other nodes that compute the same, and that replace it in the forward graph."""
+
+    def __init__(self, nodes: Sequence[onnx.NodeProto]):
+        self.nodes = list(nodes)
+
+
+class NotKept(NoGradient):
+    """A value that the gradient reads cannot be kept by the node that makes it."""
+
+
+def zero_tensors(value: Value) -> Value:
+    """A sequence of zeros in the shapes of the tensors of another sequence."""
+    zero = helper.make_tensor("", value.element_type or TensorProto.FLOAT, [1], [0])
+
+    def step(inner: Body, tensor: Value) -> list[Value]:
+        return [tensor.apply("Shape").apply("ConstantOfShape", value=zero)]
+
+    return _with_dtype_of(value.body.each([value], step)[0], value)
+
+
+def added_tensors(one: Value, other: Value) -> Value:
+    """The sums of the tensors of two sequences."""
+    return _with_dtype_of(one.body.each([one, other], lambda inner, a, b: [a + b])[0], one)
+
+
+def appended_tensors(value: Value, more: Value) -> Value:
+    """A sequence with the tensors of another one behind its own."""
+    first = np.array(0)
+
+    def step(inner: Body, result: Value, rest: Value) -> list[Value]:
+        tensor = inner.node("SequenceAt", rest, inner.constant(first))
+        return [inner.node("SequenceInsert", result, tensor), inner.node("SequenceErase", rest, inner.constant(first))]
+
+    body = value.body
+    return _with_dtype_of(body.loop(body.node("SequenceLength", more), [value, more], step)[0], value)
+
+
+def tensors_from(value: Value, start: Value, count: Value) -> Value:
+    """So many tensors of a sequence, from the place `start` on."""
+    body = value.body
+
+    def step(inner: Body, result: Value, place: Value) -> list[Value]:
+        tensor = inner.node("SequenceAt", inner.outer(value), place)
+        return [inner.node("SequenceInsert", result, tensor), place + 1]
+
+    return _with_dtype_of(body.loop(count, [empty_sequence(body, value.element_type), start], step)[0], value)
+
+
+def empty_sequence(body: Body, element_type: int | None) -> Value:
+    """A sequence without tensors."""
+    dtype = element_type or TensorProto.FLOAT
+    return Value(body, body.node("SequenceEmpty", dtype=dtype).name, dtype)
+
+
+def _with_dtype_of(value: Value, other: Value) -> Value:
+    return Value(value.body, value.name, other.element_type)
+
+
+ZERO_AS_SIZE = 14  # the first opset whose Reshape can be told that 0 means a size of 0, and not a size to copy
+
+
+def sizes_of(value: Value) -> Sizes:
+    """The sizes of a value. Raises NoGradient if not even its rank is known."""
+    if value.sizes is None:
+        raise NoGradient(f"the rank of {value.name!r} is not known; declare its shape in the graph's value_info")
+    return value.sizes
+
+
+def numbers_of(value: Value, *axes: int) -> list[int]:
+    """The sizes along some axes. Raises NoGradient where the graph does not tell one as a number."""
+    sizes = sizes_of(value)
+    found = [size for axis in axes if isinstance(size := sizes[axis], int)]
+    if len(found) < len(axes):
+        raise NoGradient(f"the sizes of {value.name!r} are {list(sizes)}, expected numbers along axes {list(axes)}")
+    return found
+
+
+def reshape_like(value: Value, like: Value) -> Value:
+    """The elements in the shape of another value."""
+    if are_equal(value.sizes, like.sizes):
+        return value
+    wanted = terms(like.sizes)
+    target = None if wanted is None else constant_target(wanted, ())
+    if target is not None:
+        return value.reshape(target)
+    return reshape_to(value, like.shape())
+
+
+def reshape_to(value: Value, shape: Value) -> Value:
+    """The elements in a shape in which 0 is a size of 0, so that values without elements are reshaped, too."""
+    zeros = {"allowzero": 1} if value.body.opset >= ZERO_AS_SIZE else {}
+    return value.body.node("Reshape", value, shape, **zeros)
+
+
+def transposed(value: Value, rank: int | None = None) -> Value:
+    """The value with its last two axes exchanged. rank: if the value does not tell its own."""
+    rank = len(sizes_of(value)) if rank is None else rank
+    return value.transpose(*range(rank - 2), rank - 1, rank - 2)
+
+
+def broadcast_to(value: Value, like: Value) -> Value:
+    """Broadcast to the shape of another value."""
+    return value.expand(like.shape())
+
+
+def unbroadcast(value: Value, whole: Value, target: Value) -> Value:
+    """Sum a gradient in the shape of `whole` to the shape of `target`, which had been broadcast to that shape."""
+    if target.name == whole.name:
+        return value
+    axes = _summed(whole.sizes, target.sizes)
+    if axes is None:
+        return _unbroadcast_at_run_time(value, whole, target)
+    if not axes:
+        return value
+    lead = len(whole.sizes or ()) - len(target.sizes or ())
+    if lead == 0:
+        return value.sum(axes)
+    if axes == list(range(lead)):
+        return value.sum(axes, keepdims=False)
+    return reshape_like(value.sum(axes, keepdims=False), target)
+
+
+def _summed(whole: Sizes | None, target: Sizes | None) -> list[int] | None:
+    """The axes along which a value was broadcast; None if the sizes do not tell."""
+    if whole is None or target is None or len(whole) < len(target):
+        return None
+    lead = len(whole) - len(target)
+    axes = list(range(lead))
+    for axis, (size, own) in enumerate(zip(whole[lead:], target, strict=True), lead):
+        if own == 1 and size != 1:
+            axes.append(axis)
+        elif own != size or own is None:
+            if isinstance(own, int):
+                continue
+            return None
+    return axes
+
+
+def _unbroadcast_at_run_time(value: Value, whole: Value, target: Value) -> Value:
+    body = value.body
+    axes = body.nodes_of("BroadcastGradientArgs", 2, target.shape(), whole.shape(), domain=MICROSOFT)[0]
+    attributes = {"keepdims": 1, "noop_with_empty_axes": 1}
+    if body.axes_are_inputs("ReduceSum"):
+        total = body.node("ReduceSum", value, axes, **attributes)
+    else:
+        total = body.node("ReduceSumTraining", value, axes, domain=MICROSOFT, **attributes)
+    return total.reshape(target.shape())
+
+
+def normalized(axes: Sequence[int], rank: int) -> list[int]:
+    """Axes counted from the first."""
+    return sorted(axis % rank if rank else 0 for axis in axes)
+
+
+def ones_like(value: Value) -> Value:
+    """Ones in the shape and type of a value."""
+    return filled_like(value, 1)
+
+
+def filled_like(value: Value, number: float, like: Value | None = None) -> Value:
+    """One number in the shape of a value, and in the type of it or of another one."""
+    return value.body.number(number, like or value).expand(value.shape())
+
+
+def element_count(value: Value, axes: Sequence[int] | None) -> int | None:
+    """The number of elements along axes, along all if there are none given; None if it is not known."""
+    if value.sizes is None:
+        return None
+    count = 1
+    for axis in range(len(value.sizes)) if axes is None else axes:
+        if not -len(value.sizes) <= axis < len(value.sizes):
+            raise ValueError(f"an axis is {axis}, expected one of a tensor with {len(value.sizes)} axes")
+        size = value.sizes[axis]
+        if not isinstance(size, int):
+            return None
+        count *= size
+    return count
+
+
+def ratio(part: Value, whole: Value, like: Value) -> Value:
+    """The size of `part` divided by that of `whole`, at run time, in the type of `like`.
+
+    The division is in float64, which represents all sizes exactly and does not fail if a value is empty.
+    """
+    return (part.size().cast(TensorProto.DOUBLE) / whole.size().cast(TensorProto.DOUBLE)).like(like)
+
 
 # (graph, body, seeds, wanted): the gradients of the values `wanted` of a graph, written into `body`, by name; None for
 # a value without one. seeds: the gradients of the values that are differentiated, by name.
@@ -79,14 +270,14 @@ class Node(NodeView):
         """The gradient of an output: zeros if no differentiated value depends on it."""
         found = self.dys[index] if index < len(self.dys) else None
         if found is None and self.forward.sequence(self.proto.output[index]):
-            return lists.zeros_like(self.output(index))
+            return zero_tensors(self.output(index))
         # The gradient of a quantized tensor's integers is a float; it has the type of the other outputs' gradients.
         like = None if self.output(index).element_type in (None, *FLOATS) else next(filter(None, self.dys), None)
-        return found if found is not None else shaping.filled_like(self.output(index), 0, like)
+        return found if found is not None else filled_like(self.output(index), 0, like)
 
     def rank(self, index: int = 0) -> int:
         """The rank of an input. Raises NoGradient if the graph does not tell it."""
-        return len(shaping.sizes_of(self.required(index)))
+        return len(sizes_of(self.required(index)))
 
     def constant(self, index: int) -> np.ndarray | None:
         """The value of an input that is the same in every run, None if it is missing or is not."""
@@ -155,7 +346,7 @@ class Node(NodeView):
             given = known.tolist()
         if given is None:
             return None
-        return shaping.normalized(given, max(self.rank(), 1)) if min(given, default=0) < 0 else sorted(given)
+        return normalized(given, max(self.rank(), 1)) if min(given, default=0) < 0 else sorted(given)
 
     def kept(self, value: Value) -> Value:
         """A value of a reduction's shape, with the reduced axes back, of size 1."""
@@ -176,7 +367,7 @@ class Node(NodeView):
 
     def unbroadcast(self, value: Value, index: int, whole: Value | None = None) -> Value:
         """A gradient of the shape of the first output, summed to the shape of an input that was broadcast."""
-        return shaping.unbroadcast(value, whole or self.y, self.required(index))
+        return unbroadcast(value, whole or self.y, self.required(index))
 
     def microsoft(self, op: str, *inputs: Value | None, **attributes: Any) -> Value:
         """A node of the domain com.microsoft with one output."""

@@ -10,10 +10,8 @@ from opgrad.contract.quantized import quantized as sizes
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.plain import quantized
-from opgrad.onnx.rules.errors import NoGradient
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, NoGradient, numbers_of, sizes_of
 from opgrad.onnx.rules.registry import Gradients, in_float32, recomputed
-from opgrad.onnx.rules.shaping import numbers_of, sizes_of
 
 # Attributes of MatMulNBits with their defaults.
 NBITS = {"N": 0, "K": 0, "block_size": 32, "bits": 4}

@@ -9,9 +9,8 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, numbers_of
 from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, gradient
-from opgrad.onnx.rules.shaping import numbers_of
 
 LIMITS: dict[int, tuple[int, int]] = {
     TensorProto.UINT8: (0, 255),

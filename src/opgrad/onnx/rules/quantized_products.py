@@ -10,10 +10,9 @@ from onnx import TensorProto
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.rules import frozen_weights
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, sizes_of
 from opgrad.onnx.rules.quantization import scale_of
 from opgrad.onnx.rules.registry import Gradients, recomputed
-from opgrad.onnx.rules.shaping import sizes_of
 
 
 def dequantized(node: Node, index: int, scale: Value, zero: Value | None) -> Value:

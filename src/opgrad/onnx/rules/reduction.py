@@ -2,9 +2,8 @@
 
 from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.rules.arithmetic import extreme_share
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, broadcast_to, element_count, ratio
 from opgrad.onnx.rules.registry import formula, gradient
-from opgrad.onnx.rules.shaping import broadcast_to, element_count, ratio
 
 
 def _spread(node: Node, value: Value) -> Value:

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import HALVES
-from opgrad.onnx.rules.errors import NoGradient as NoGradient
 from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import NoGradient as NoGradient
 
 Gradients: TypeAlias = Value | Sequence[Value | None] | None
 Rule: TypeAlias = Callable[[Node], Gradients]

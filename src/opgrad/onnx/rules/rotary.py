@@ -2,9 +2,8 @@
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, numbers_of, sizes_of, unbroadcast
 from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient
-from opgrad.onnx.rules.shaping import numbers_of, sizes_of, unbroadcast
 
 ATTRIBUTES = ("interleaved", "rotary_embedding_dim", "num_heads", "layout")
 PACKED = 3  # axes of x where a token's heads lie in one axis: [B, L, H * D]

@@ -12,9 +12,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from opgrad.onnx.graph.formulas import Value, widened
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, numbers_of, reshape_to, sizes_of
 from opgrad.onnx.rules.registry import NoGradient, decomposition, gradient, in_float32, recomputed
-from opgrad.onnx.rules.shaping import numbers_of, reshape_to, sizes_of
 
 CUBIC = -0.75  # the coefficient of the cubic convolution
 MODES = {"bilinear": "linear", "bicubic": "cubic"}  # names of opset 16

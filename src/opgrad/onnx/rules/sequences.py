@@ -1,8 +1,7 @@
 """Sequences of tensors, and optional values, whose gradient is that of what they hold."""
 
 from opgrad.onnx.graph.formulas import Body, Value
-from opgrad.onnx.rules import lists
-from opgrad.onnx.rules.node import Node
+from opgrad.onnx.rules.node import Node, zero_tensors
 from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient
 
 
@@ -23,7 +22,7 @@ def optional(node: Node) -> Value:
 @gradient("SequenceAt", constant=(1,))
 def at(node: Node) -> Value:
     """dx = zeros, but dy at the place."""
-    zeros, index = lists.zeros_like(node.x), _from_the_start(node.required(1), node.x)
+    zeros, index = zero_tensors(node.x), _from_the_start(node.required(1), node.x)
     return _insert(_erase(zeros, index), node.dy, index)
 
 
