@@ -17,8 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from bench import instruction_sets, tables
-from bench.options import BenchOptions
-from bench.progress import QUICK_LIMIT, told
+from bench.command import QUICK_LIMIT, BenchOptions, told
 from bench.run import measured
 from opgrad.base.terminal import console
 

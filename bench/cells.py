@@ -1,12 +1,72 @@
-"""What is measured: the workloads of each kind of operator, in each dtype."""
+"""What is measured: the workloads of each kind of operator, in each dtype, and of losses and attention in PyTorch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench import step_forms
 from opgrad.contract import FLOATS, Operator, Shape
 from opgrad.ops import graph_operators, operators
+from opgrad.ops.reference.attending import LARGEST_HEAD
+
+LOGITS, LINEAR, DIVERGENCE, LOG_PROBABILITY = LOSS_FUNCTIONS = (
+    "cross_entropy", "linear_cross_entropy", "linear_jsd", "linear_log_prob",
+)  # fmt: skip
+ATTENTION_FUNCTION = "scaled_dot_product_attention"
+
+# `weight`, `ignored` and `probabilities` stand for tensors that the case makes, `entropy` for its share of the loss.
+FORMS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "label_smoothing": {"label_smoothing": 0.1},
+    "weight": {"weight": True},
+    "half ignored": {"ignored": True},
+    "z-loss": {"lse_square_scale": 1e-4},
+    "softcap": {"softcap": 30.0},
+    "temperature": {"temperature": 1.5},
+    "shift": {"shift": 1},
+    "num_items": {"num_items": 500},
+    "probabilities": {"probabilities": True},
+    "entropy": {"entropy": 0.01},
+    "all": {
+        "label_smoothing": 0.1, "weight": True, "ignored": True, "lse_square_scale": 1e-4, "softcap": 30.0,
+        "temperature": 1.5, "shift": 1, "num_items": 500, "entropy": 0.01,
+    },
+    "of pixels": {},
+    "of pixels, half ignored": {"ignored": True},
+    "of pixels, weight": {"weight": True},
+    "of patches": {},
+}  # fmt: skip
+
+
+# Classes along axis 1, with planes behind them: those forms have shapes of their own.
+OF_PIXELS = (16, 21, 128, 128)
+SHAPES: Mapping[str, Shape] = {
+    "of pixels": OF_PIXELS,
+    "of pixels, half ignored": OF_PIXELS,
+    "of pixels, weight": OF_PIXELS,
+    "of patches": (8, 1000, 14, 14),
+}
+
+
+# Whether gradients are computed; in causal forms a query sees the keys up to its own place alone.
+ATTENTION_FORMS = {"forward": False, "forward, causal": False, "with backward": True, "with backward, causal": True}
+ATTENTION_SHAPES: tuple[Shape, ...] = ((4, 12, 512, 64), (1, 32, 2048, 64), (1, 8, 2, 4096, 128))
+
+
+def takes(name: str, shape: Shape) -> bool:
+    """Whether such a function is defined for a shape that no workload has; of losses, a linear layer's alone are."""
+    if name in LOSS_FUNCTIONS:
+        return name != LOGITS and len(shape) == 3
+    if name != ATTENTION_FUNCTION or len(shape) not in (4, 5):
+        return False
+    heads, of_keys = shape[1], shape[-3]
+    return heads % of_keys == 0 and shape[-1] <= LARGEST_HEAD
+
+
+def functions() -> dict[str, Operator]:
+    """The functions as cells name them: what they declare beside the name is that of the operators they call."""
+    losses = {name: replace(operators()["softmax_cross_entropy_loss_and_grad"], name=name) for name in LOSS_FUNCTIONS}
+    return {**losses, ATTENTION_FUNCTION: replace(graph_operators()["attention"], name=ATTENTION_FUNCTION)}
+
 
 DTYPES = ("float32", "bfloat16", "float16")
 UNASKED = "float64"  # what is measured only if it is asked for
@@ -21,7 +81,7 @@ class Workload:
     """A shape with what belongs to it. `headline`: in the short table; `quick`: measured by `--quick`.
 
     Those of the group "graph" are the large examples of an operator of training graphs; `example`: which of them.
-    Those of "losses" and "attention" are steps in PyTorch: `form` is one of bench/step_forms.py; a linear layer's shape
+    Those of "losses" and "attention" are steps in PyTorch: `form` is one of `FORMS`; a linear layer's shape
     has the tokens, classes and hidden features, attention's the batch, heads, heads of keys if these are fewer, length
     and size of a head.
     dtypes: those that it is measured in, for another group than "plain".
@@ -98,12 +158,12 @@ def _forms(group: str, forms: Sequence[str], shapes: Sequence[Shape]) -> list[Wo
 
 STEP_DTYPES = ("float32", "bfloat16")
 LOGITS_FORMS = [
-    replace(workload, shape=step_forms.SHAPES.get(workload.form, workload.shape))
-    for workload in _forms(LOSSES, list(step_forms.FORMS), ((512, 32000),))
+    replace(workload, shape=SHAPES.get(workload.form, workload.shape))
+    for workload in _forms(LOSSES, list(FORMS), ((512, 32000),))
 ]
 LAYERS = _forms(LOSSES, [""], tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
 ONE_LAYER = LAYERS[1:2]
-ATTENTIONS = _forms(ATTENTION, list(step_forms.ATTENTION_FORMS), step_forms.ATTENTION_SHAPES)
+ATTENTIONS = _forms(ATTENTION, list(ATTENTION_FORMS), ATTENTION_SHAPES)
 
 Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator, or by the name of a step
 WORKLOADS: Workloads = {
@@ -111,11 +171,11 @@ WORKLOADS: Workloads = {
     "rows": ROWS,
     "classes": CLASSES,
     "slices": SLICES,
-    step_forms.LOGITS: LOGITS_FORMS,
-    step_forms.LINEAR: LAYERS,
-    step_forms.DIVERGENCE: ONE_LAYER,
-    step_forms.LOG_PROBABILITY: ONE_LAYER,
-    step_forms.ATTENTION: ATTENTIONS,
+    LOGITS: LOGITS_FORMS,
+    LINEAR: LAYERS,
+    DIVERGENCE: ONE_LAYER,
+    LOG_PROBABILITY: ONE_LAYER,
+    ATTENTION_FUNCTION: ATTENTIONS,
 }
 
 
@@ -152,7 +212,7 @@ def select(
 
     Raises ValueError for a name that is not known.
     """
-    others = {**graph_operators(), **step_forms.functions()} if workloads is WORKLOADS else {}
+    others = {**graph_operators(), **functions()} if workloads is WORKLOADS else {}
     declared = {**operators(), **others}
     _check("operator", ops, declared)
     _check("group", groups, GROUPS)
@@ -186,7 +246,7 @@ def _of_shapes(op: Operator, table: Sequence[Workload], shapes: Sequence[Shape])
     for shape in shapes:
         known = [workload for workload in table if workload.shape == shape]
         yield from known
-        if not known and step_forms.takes(op.name, shape):
+        if not known and takes(op.name, shape):
             yield from (replace(form, shape=shape) for form in {each.form: each for each in table}.values())
         elif not known and table and table[0].group == PLAIN and len(shape) in next(iter(op.inputs.values())).ranks:
             yield Workload(shape, indices=shape[0] if op.kind == "slices" else 0)

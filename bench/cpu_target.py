@@ -1,14 +1,307 @@
-"""This machine's CPU as a target of the benchmark: one cell measured, into what a result file holds of it."""
+"""This machine's CPU as a target of the benchmark: one cell measured, into what a result file holds of it.
 
+How fast memory is, a copy with opgrad's own vectors and threads says, of as many bytes as a cell moves. Of losses and
+attention in PyTorch, by our function and by torch's, the time of a step is measured, and the memory that it takes.
+"""
+
+import ctypes
+import gc
+import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
-from bench import peers, step_case
+import numpy as np
+
+from bench import cells, peers
 from bench.case import Case, case_of
-from bench.cells import PLAIN, STEPS, WORKLOADS, Cell, Workloads
-from bench.copying import MOST_COPIED, copier
-from bench.measure import GIVEN, Call, finite, interleaved, raced
+from bench.cells import ATTENTION, LOSSES, PLAIN, STEPS, WORKLOADS, Cell, Workloads
+from bench.measure import GIVEN, NEW, OURS, Call, finite, interleaved, raced
+from bench.peers import COMPILE, tried
+from opgrad.cli.examples.accuracy import error_in_ulp
+from opgrad.cli.examples.arguments import aligned
+from opgrad.contract import DTYPES
+from opgrad.contract.signature import Operand, Problem
+from opgrad.cpu.compiler.decorators import inline
+from opgrad.cpu.compiler.simd import Vector
+from opgrad.cpu.kernels.loops.map import elementwise
+from opgrad.cpu.programs.elements import program
+from opgrad.cpu.runtime.plan import run_on, words
+from opgrad.cpu.runtime.threads import threads_for
+
+MOST_COPIED = 1 << 28  # bytes moved: beyond the cache, more of them are not slower
+
+
+@inline
+def _same(x: Vector, alpha: float) -> Vector:
+    return x
+
+
+COPY = elementwise(_same)
+
+
+class Copy:
+    """A call that copies: half of `traffic` bytes are read, half written; `bytes` is what that comes to.
+
+    Like every kernel, it writes past the cache when the data exceed it.
+    """
+
+    def __init__(self, traffic: int):
+        n = max(1, traffic // 8)
+        self.source, self.target = (aligned((n,), DTYPES["float32"]) for _ in range(2))
+        self.source.fill(1.0)
+        self.bytes = self.source.nbytes + self.target.nbytes
+        x, y = Operand(0, "float32"), Operand(1, "float32")
+        operands = {"x": x, "y": y}
+        problem = Problem(1, n, 1, operands, attributes={}, specs={}, orders={}, bytes=self.bytes)
+        copying = program(problem, COPY, "y", "x")
+        self._parts = max(step.parts for step in copying.steps)
+        self._plan = np.array(words(copying), np.int64)
+        self._operands = np.array([self.source.ctypes.data, self.target.ctypes.data])
+        self._addresses = self._plan.ctypes.data, self._operands.ctypes.data
+
+    def __call__(self) -> None:
+        run_on(*self._addresses, threads_for())
+
+
+@lru_cache(maxsize=8)
+def copier(traffic: int) -> Copy:
+    """The copy for a cell that moves so many bytes; the cells with the largest arrays share one."""
+    return Copy(traffic)
+
+
+TORCH = "torch"
+WHOLE, CHUNKED = "torch, linear_cross_entropy", "torch, in chunks"
+SPREAD = 0.05  # of a linear layer's numbers, so that logits are of the size of a model's
+IGNORED = -100
+Function = Callable[..., Any]  # of the leaves
+
+
+class StepCase:
+    """A cell's tensors, and the functions that compute it.
+
+    leaves: the arguments; those that require it get gradients, in new memory. upstream: the gradient of the result,
+    None for a loss. kept: bytes of the results and gradients. needed: bytes of these and of the arguments.
+    longest: seconds of a step by name, beyond which a peer is not measured further.
+    """
+
+    leaves: list[Any]
+    upstream: Any = None
+    kept: int
+    needed: int
+    longest: Mapping[str, float] = {}
+
+    def __init__(self, cell: Cell):
+        import torch
+
+        import opgrad.torch
+
+        torch.set_num_threads(opgrad.get_num_threads())
+        self.torch, self.own, self.cell = torch, opgrad.torch, cell
+        self.dtype = getattr(torch, cell.dtype)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def functions(self, names: Sequence[str]) -> dict[str, Function]:
+        """Ours and those of these peers, by name."""
+        raise NotImplementedError
+
+    def error(self) -> float | None:
+        """How far ours is off, in ulp; None if that is not measured."""
+        return None
+
+    def normal(self, size: Sequence[int], spread: float = 1.0) -> Any:
+        """Normally distributed numbers."""
+        return (self.torch.randn(size, generator=self.generator) * spread).to(self.dtype)
+
+    def step(self, function: Function) -> Any:
+        """Forward and, if anything wants a gradient, backward; returns the result."""
+        for leaf in self.leaves:
+            leaf.grad = None
+        result = function(*self.leaves)
+        if result.requires_grad:
+            result.backward(self.upstream)
+        return result
+
+
+class LossCase(StepCase):
+    """A cell's tensors, and a step with each loss."""
+
+    longest = dict.fromkeys((TORCH, WHOLE, CHUNKED), 2.0)
+
+    def __init__(self, cell: Cell):
+        super().__init__(cell)
+        torch, made = self.torch, self.generator
+        shape = rows, classes, *inner = cell.workload.shape
+        self.is_linear = cell.op.name != cells.LOGITS
+        sizes = [(rows, *inner), (classes, *inner)] if self.is_linear else [shape]
+        spread = SPREAD if self.is_linear else 1.0
+        self.leaves = [self.normal(size, spread).requires_grad_() for size in sizes]
+        self.kept = sum(leaf.nbytes for leaf in self.leaves)
+        is_distilled = cell.op.name == cells.DIVERGENCE
+        self.teacher = [self.normal(size, spread) for size in sizes] if is_distilled else []
+        self.needed = 2 * self.kept + sum(each.nbytes for each in self.teacher)
+        self.options = dict(cells.FORMS[cell.workload.form])
+        self.target = torch.randint(0, classes, (rows,) if self.is_linear else (rows, *inner), generator=made)
+        if self.options.pop("ignored", False):
+            self.target[::2] = IGNORED
+        if self.options.pop("probabilities", False):
+            self.target = torch.randn(shape, generator=made).softmax(1).to(self.dtype)
+        if self.options.pop("weight", False):
+            self.options["weight"] = (torch.rand(classes, generator=made) + 0.5).to(self.dtype)
+
+    def functions(self, names: Sequence[str]) -> dict[str, Function]:
+        found: dict[str, Function] = {OURS: self._ours()}
+        if TORCH in names:
+            found[TORCH] = self._composed
+            functional = self.torch.nn.functional
+            if self.cell.op.name == cells.LINEAR and hasattr(functional, cells.LINEAR):
+                whole = functional.linear_cross_entropy
+                chunks = self.torch.nn.LinearCrossEntropyOptions(allow_retain_graph=False)
+                found[WHOLE] = lambda *leaves: whole(*leaves, self.target)
+                found[CHUNKED] = lambda *leaves: whole(*leaves, self.target, options=chunks)
+        if COMPILE in names:
+            self.torch.compiler.reset()
+            found[COMPILE] = self.torch.compile(self._composed, dynamic=False, fullgraph=True)
+        return found
+
+    def _ours(self) -> Function:
+        name = self.cell.op.name
+        function = getattr(self.own, name)
+        if name == cells.DIVERGENCE:
+            return lambda *leaves: function(*leaves, *self.teacher)
+        if name == cells.LOG_PROBABILITY:
+            return lambda *leaves: function(*leaves, self.target).mean()
+        given = dict(self.options)
+        if not (share := given.pop("entropy", None)):
+            return lambda *leaves: function(*leaves, self.target, **given)
+
+        def loss(*leaves: Any) -> Any:
+            found = function(*leaves, self.target, return_entropy=True, **given)
+            return found.loss - share * found.entropy.mean()
+
+        return loss
+
+    def _composed(self, x: Any, *layer: Any) -> Any:
+        """What users of PyTorch write."""
+        torch, options, target = self.torch, self.options, self.target
+        functional = torch.nn.functional
+        z = functional.linear(x, *layer) if layer else x
+        if self.cell.op.name == cells.LOG_PROBABILITY:
+            return z.log_softmax(-1).gather(1, target[:, None]).mean()
+        if self.teacher:
+            logs = torch.stack([each.log_softmax(-1) for each in (z, functional.linear(*self.teacher))])
+            mixture = logs.logsumexp(0) - math.log(2)
+            return (
+                functional.kl_div(mixture.expand_as(logs), logs, reduction="none", log_target=True).sum() / 2 / len(x)
+            )
+        z = torch.tanh(z / options["softcap"]) * options["softcap"] if "softcap" in options else z
+        z = z / options["temperature"] if "temperature" in options else z
+        if shift := options.get("shift", 0):
+            target = functional.pad(target[shift:], (0, shift), value=IGNORED)
+        given = {"weight": options.get("weight"), "label_smoothing": options.get("label_smoothing", 0.0)}
+        if items := options.get("num_items"):
+            loss = functional.cross_entropy(z, target, reduction="sum", **given) / items
+        else:
+            loss = functional.cross_entropy(z, target, **given)
+        if not options.keys() & {"lse_square_scale", "entropy"}:
+            return loss
+        kept, lse = target != IGNORED, z.logsumexp(1)
+        if scale := options.get("lse_square_scale"):
+            loss = loss + scale * torch.where(kept, lse, 0).square().sum() / (items or kept.sum())
+        if share := options.get("entropy"):
+            entropy = lse - (z.softmax(1) * z).sum(1)
+            loss = loss - share * torch.where(kept, entropy, 0).mean()
+        return loss
+
+
+class AttentionCase(StepCase):
+    """Queries, keys and values, of which gradients are wanted if the form is one with a backward part."""
+
+    def __init__(self, cell: Cell):
+        super().__init__(cell)
+        batch, heads, *of_keys, length, size = cell.workload.shape
+        backward = cells.ATTENTION_FORMS[cell.workload.form]
+        options: dict[str, Any] = {"is_causal": "causal" in cell.workload.form, "enable_gqa": bool(of_keys)}
+        self.ours = partial(self.own.scaled_dot_product_attention, **options)
+        self.theirs = partial(self.torch.nn.functional.scaled_dot_product_attention, **options)
+        shared = (batch, *(of_keys or [heads]), length, size)
+        sizes = (batch, heads, length, size), shared, shared
+        self.leaves = [self.normal(each).requires_grad_(backward) for each in sizes]
+        self.upstream = self.normal(sizes[0]) if backward else None
+        arguments, result = sum(leaf.nbytes for leaf in self.leaves), self.leaves[0].nbytes
+        self.kept = result + arguments * backward
+        self.needed = arguments + result * backward + self.kept
+
+    def functions(self, names: Sequence[str]) -> dict[str, Function]:
+        return {OURS: self.ours} | ({TORCH: self.theirs} if TORCH in names else {})
+
+    def error(self) -> float:
+        """The largest difference of ours, gradients among them, from what torch computes of the same in float32."""
+        wide = [leaf.detach().float().requires_grad_(leaf.requires_grad) for leaf in self.leaves]
+        pairs = zip(self.computed(self.ours, self.leaves), self.computed(self.theirs, wide), strict=True)
+        dtype = DTYPES[self.cell.dtype]
+        return max(error_in_ulp(ours.float().numpy().astype(dtype), exact.numpy()) for ours, exact in pairs)
+
+    def computed(self, function: Function, leaves: Sequence[Any]) -> list[Any]:
+        """The result, and the gradients if they are wanted."""
+        y = function(*leaves)
+        if self.upstream is None:
+            return [y]
+        return [y.detach(), *self.torch.autograd.grad(y, leaves, self.upstream.to(y.dtype))]
+
+
+CASES: Mapping[str, type[StepCase]] = {LOSSES: LossCase, ATTENTION: AttentionCase}
+
+
+def measure(cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
+    """A cell of a result: times by name, and bytes of memory beyond arguments, results and gradients by name."""
+    try:
+        case = CASES[cell.workload.group](cell)
+    except ImportError:
+        return {**cell.known, "left_out": "needs PyTorch"}
+    steps = {name: partial(case.step, function) for name, function in case.functions(names).items()}
+    steps[OURS]()
+    error = case.error()
+    others = [name for name in steps if name != OURS]
+    race = partial(interleaved, seconds=seconds)
+    found = raced({NEW: steps[OURS]}, lambda way: tried(others, steps.get, case.longest), race)
+    return {
+        **cell.known,
+        "group": cell.workload.group,
+        "headline": False,
+        **({} if error is None else {"error_ulp": finite(error)}),
+        "beyond": {name: _beyond(case, steps[name]) for name in found["ways"][NEW]["times"]},
+        "needed": case.needed,
+        **found,
+    }
+
+
+def _beyond(case: StepCase, call: Call) -> int | None:
+    for leaf in case.leaves:
+        leaf.grad = None
+    grown = growth(call)
+    return None if grown is None else max(0, grown - case.kept)
+
+
+def growth(call: Call) -> int | None:
+    """Bytes of resident memory that a call takes at most; None where the system cannot tell: Linux alone does."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # memory that was released before would not be seen to be taken
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except (OSError, AttributeError, TypeError):
+        return None
+    before = _resident()
+    call()
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str = "VmRSS") -> int:
+    """Bytes of this process's memory: now, or at most since it was last cleared (VmHWM)."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(field))
+
 
 Rivals = Callable[[str], tuple[Mapping[str, Call], dict[str, str]]]
 COMPILED_FROM = 1 << 16  # bytes moved: with fewer, the checks before torch.compile's code runs take longest
@@ -39,7 +332,7 @@ class Target:
     def measure(self, cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
         """One cell of a result: times by name, bytes of traffic, the error of our results."""
         if cell.workload.group in STEPS:
-            return step_case.measure(cell, names, seconds)
+            return measure(cell, names, seconds)
         case = case_of(cell)
         case.call(GIVEN)()
         error = case.error()

@@ -12,12 +12,11 @@ from typing import Any
 import opgrad
 from bench import instruction_sets, sweep
 from bench.cells import DTYPES, Cell, check_dtypes, select
+from bench.command import BenchOptions
 from bench.cpu_target import Target
-from bench.figures import FORMAT, read
+from bench.figures import FORMAT, read, stamped
 from bench.measure import measure_each
-from bench.options import BenchOptions
 from bench.peers import COMPILE
-from bench.runs import stamped
 from opgrad.base.writing import replace_file
 from opgrad.cli import machine
 from opgrad.ops import graph_operators, operators
@@ -68,7 +67,7 @@ def target(name: str) -> Target:
         return Target()
     if problem := machine.cuda_problem():
         raise RuntimeError(f"bench: device is 'cuda', but {problem}")
-    from bench.cuda.target import Cuda
+    from bench.cuda import Cuda
 
     return Cuda.current()
 

@@ -14,14 +14,15 @@ from bench.figures import (
     Figures,
     Result,
     Times,
+    described,
     few_samples,
     figures,
     geometric_mean,
     losses,
+    machine_line,
     rivals,
 )
 from bench.measure import GIVEN, NEW, OURS, WAYS
-from bench.runs import described, machine_line
 from bench.sweep import Curve, curves, is_sweep, shapes
 
 PEERS_IN = ("best peer", "its time", "ratio")

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import instruction_sets
-from bench.figures import Figures, Times, few_samples, figures, geometric_mean
+from bench.figures import Figures, Times, described, few_samples, figures, geometric_mean
 from bench.measure import NEW, WAYS
-from bench.runs import described
 from bench.tables import WHERE, Table, by_key, duration, machine_line, summary, title
 
 

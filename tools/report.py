@@ -325,7 +325,7 @@ def _folded(table: re.Match[str]) -> str:
 
 def result_pages(root: Path, folder: Path) -> str:
     """A link to each result, the newest first; the site has its table there."""
-    from bench.runs import machine_line
+    from bench.figures import machine_line
     from bench.tables import title
 
     files = Path(os.path.relpath(root / RESULTS, folder))

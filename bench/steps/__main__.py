@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from bench import instruction_sets
+from bench.command import told
 from bench.plots import save
-from bench.progress import told
 from bench.run import store
 from bench.steps import tables
 from bench.steps.run import SECONDS, StepOptions, run

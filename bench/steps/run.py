@@ -1,8 +1,17 @@
-"""A training step of artifact sets: graph, optimizer and Python, beside torch and the old runtime."""
+"""Training steps of artifact sets: graph, optimizer and Python, beside torch and the old runtime.
 
+Those of onnxruntime-training, and ours as a user starts it, run in processes of their own.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -13,19 +22,127 @@ from typing import Annotated, Any
 import numpy as np
 
 import opgrad
-import opgrad.training.api
+from bench import measure
+from bench.command import CommandLine, Said
 from bench.measure import hot_turns, measure_each, take_turns
-from bench.options import CommandLine, Said
 from bench.run import dated, surroundings
 from bench.steps import api_step, generated
 from bench.steps.generated import TORCH, best_of_torch, disagreements, measure_attention, thread_counts
-from bench.steps.process import OLD_API, Refused, start, step_process
-from opgrad.training import ArtifactSet, Checkpoint
+from opgrad.training import ArtifactSet, Checkpoint, api
 from opgrad.training.engine.binding import BoundGraph
 from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import started
 from opgrad.training.engine.training_graph import open_training, session_options
 from opgrad.training.run.samples import sample_batch
+
+OLD_API, OWN_API = "onnxruntime.training.api", "opgrad.training.api"
+COLD, WARM = "cold", "warm"
+STARTS = 3  # processes whose median counts, but for the cold one
+TURNS = 3  # of steps before memory is looked at: what the second step needs is there then
+
+
+class Refused(RuntimeError):
+    """The API that trains cannot load the set, or not run its step: opgrad has operators that the old runtime lacks."""
+
+
+class StepProcess:
+    """A process that takes its turns when told to; see `api_step`.
+
+    process: newly started. messages: where it writes what goes wrong. began: when it was started.
+
+    loss: of the first step. seconds: how long it took from the start to the end of the first step.
+    Raises RuntimeError without the package, and `Refused`.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]", messages: Path, began: float):
+        self._process, self._messages = process, messages
+        self._read()
+        self.loss = self._read(Refused)["loss"]
+        self.seconds = time.perf_counter() - began
+        self.versions = self._read()["versions"]
+
+    def turn(self, what: str) -> Any:
+        """Seconds of some calls: "step", or "optimizer" alone. Or bytes: "resident"."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self, error: type[RuntimeError] = RuntimeError) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            last = self._messages.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
+            raise error(f"bench: the process that trains ended: {last[0]}")
+        return json.loads(line)
+
+
+@contextmanager
+def step_process(
+    python: Path,
+    api: str,
+    folder: Path,
+    data: Mapping[str, np.ndarray],
+    threads: int,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[StepProcess]:
+    """The step of an API on a set and a batch.
+
+    python: the interpreter. environment: variables beside those of this process.
+    Raises RuntimeError if it cannot be run or lacks the package, `Refused` for a set that it cannot train.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        batch, messages = Path(scratch) / "batch.npz", Path(scratch) / "messages"
+        np.savez(batch, **data)  # type: ignore[arg-type]
+        command = list(map(str, (python, api_step.__file__, measure.__file__, api, folder, batch, threads)))
+        pipe, variables = subprocess.PIPE, os.environ | (environment or {})
+        with messages.open("w") as errors:
+            began = time.perf_counter()
+            try:
+                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=variables)
+            except OSError as error:
+                raise RuntimeError(f"bench: {python} cannot be run: {error.strerror}") from None
+        with process:
+            try:
+                yield StepProcess(process, messages, began)
+            finally:
+                process.kill()
+
+
+def start(folder: Path, data: Mapping[str, np.ndarray], old_python: Path | None, threads: int) -> dict[str, Any]:
+    """Seconds from the start of a process to the end of its first step, and its bytes in memory some steps later.
+
+    By name: ours with nothing compiled yet, ours with all kernels in the cache, and the old runtime's. Why it cannot
+    be told under "left_out".
+    """
+    with tempfile.TemporaryDirectory(prefix="opgrad-bench-") as cache:
+        source = str(Path(opgrad.__file__).parents[1])
+        paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+        ours = {"OPGRAD_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(paths)}
+        own, found = (Path(sys.executable), OWN_API, folder, data, threads, ours), {}
+        try:
+            found[COLD] = _started([own])
+            found[WARM] = _started([own] * STARTS)
+        except RuntimeError as error:
+            return {"left_out": str(error)}
+    if old_python is not None:
+        with suppress(Refused):  # the table of steps says so
+            found[OLD] = _started([(old_python, OLD_API, folder, data, threads)] * STARTS)
+    seconds = {name: times for name, (times, _) in found.items()}
+    return {"first": seconds, "resident": {name: size for name, (_, size) in found.items() if size is not None}}
+
+
+def _started(processes: list[tuple[Any, ...]]) -> tuple[float, float | None]:
+    """The medians of seconds and bytes of processes like these, one after the other."""
+    seconds, sizes = [], []
+    for arguments in processes:
+        with step_process(*arguments) as process:
+            seconds.append(process.seconds)
+            for _ in range(TURNS):
+                process.turn("step")
+            sizes.append(process.turn("resident"))
+    return statistics.median(seconds), None if None in sizes else statistics.median(sizes)
+
 
 ROOT = Path(__file__).parents[2]
 BATCHES = (4, 50, 500)
@@ -78,10 +195,10 @@ def run(options: StepOptions, progress: Progress) -> dict[str, Any]:
     jobs: dict[str, list[Job]] = {"training": [], "starts": [], "generated": [], "attention": []}
     for artifacts, batch in cells:
         name = artifacts.name
-        jobs["training"].append((f"{name}, batch {batch}", partial(measure, artifacts, batch, *how)))
+        jobs["training"].append((f"{name}, batch {batch}", partial(measure_set, artifacts, batch, *how)))
         jobs["generated"].append((f"{name}, generated, batch {batch}", partial(_generated, artifacts, batch, seconds)))
     for name in models:
-        if name in _exported().models.MODELS:
+        if name in _models().MODELS:
             jobs["training"].append((name, partial(_architecture, name, *how)))
             if not alone:
                 jobs["generated"].append((f"{name}, generated", partial(_of_torch, generated.measure, name, seconds)))
@@ -109,19 +226,19 @@ def _batches(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _exported() -> Any:
+def _models() -> Any:
     """The module with models in PyTorch; None without PyTorch."""
     try:
-        from bench.steps import exported
+        from bench.steps import models
     except ImportError:
         return None
-    return exported
+    return models
 
 
 def _architectures(names: Sequence[str]) -> Sequence[str]:
     """These architectures, or all. Raises ValueError for a name that is of none, and without PyTorch."""
-    exported = _exported()
-    known = (*exported.models.MODELS, *exported.models.LONG_MODELS) if exported else ()
+    models = _models()
+    known = (*models.MODELS, *models.LONG_MODELS) if models else ()
     for name in names:
         if name not in known:
             raise ValueError(f"bench: models has {name!r}, expected of {', '.join(known) or 'none, without PyTorch'}")
@@ -131,13 +248,13 @@ def _architectures(names: Sequence[str]) -> Sequence[str]:
 def _architecture(name: str, seconds: float, old_python: Path | None) -> dict[str, Any]:
     """The step of an architecture, whose artifact set is made now."""
     with TemporaryDirectory() as folder:
-        artifacts, rows, batch, step, with_scores = _exported().architecture(name, Path(folder))
-        return measure(artifacts, rows, seconds, old_python, batch, step, with_scores)
+        artifacts, rows, batch, step, with_scores = _models().architecture(name, Path(folder))
+        return measure_set(artifacts, rows, seconds, old_python, batch, step, with_scores)
 
 
 def _of_torch(measure: Callable[..., dict[str, Any]], name: str, seconds: float) -> dict[str, Any]:
     """What is measured of the gradients of a model in PyTorch."""
-    return measure(_exported().subject(name), seconds)
+    return measure(_models().subject(name), seconds)
 
 
 def _start(artifacts: ArtifactSet, batch: int, old_python: Path | None) -> dict[str, Any]:
@@ -155,7 +272,7 @@ def _generated(artifacts: ArtifactSet, batch: int, seconds: float) -> dict[str, 
         return {"model": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
 
 
-def measure(
+def measure_set(
     artifacts: ArtifactSet,
     batch: int,
     seconds: float,
@@ -212,7 +329,7 @@ def _add_ours(contestants: dict[str, Turn], artifacts: ArtifactSet, data: Mappin
 
 def _chain(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[int], Callable[[], Any]]:
     """What gives torch's step of a set. Raises NotImplementedError without PyTorch."""
-    if models := _exported():
+    if models := _models():
         return partial(models.chain_step, artifacts, data)
     raise NotImplementedError("PyTorch is not installed")
 
@@ -245,7 +362,7 @@ def _add_old(
 def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], Any]:
     """A step through the api: forward and backward, optimizer, reset."""
     arrays, threads = list(data.values()), opgrad.get_num_threads()
-    return api_step.calls(opgrad.training.api, artifacts.directory, arrays, threads)[0]
+    return api_step.calls(api, artifacts.directory, arrays, threads)[0]
 
 
 def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> BoundGraph:

@@ -8,12 +8,10 @@ from matplotlib.figure import Figure as Drawing
 from rich.console import Console
 
 from bench import instruction_sets
-from bench.figures import few_samples, medians
+from bench.figures import few_samples, machine_line, medians
 from bench.plots import PLAIN_NUMBERS, ROW, blank
-from bench.runs import machine_line
 from bench.steps.generated import GENERATED, OLD_GRAPH, RECOMPUTED, SCORES, TILES, TORCH
-from bench.steps.process import COLD, WARM
-from bench.steps.run import GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP
+from bench.steps.run import COLD, GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP, WARM
 from bench.tables import Table, duration, print_parts
 
 COLUMNS = ("set", "batch", "step", "graph", "optimizer", "Python", "torch", "old step", "old optimizer", "ratio")

@@ -6,13 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.cells import ATTENTION, select
-from bench.cpu_target import Target
+from bench.cells import ATTENTION, ATTENTION_FORMS, ATTENTION_SHAPES, select
+from bench.cells import ATTENTION_FUNCTION as FUNCTION
+from bench.cpu_target import AttentionCase, Target
 from bench.measure import OURS
 from bench.run import run
-from bench.step_case import AttentionCase
-from bench.step_forms import ATTENTION as FUNCTION
-from bench.step_forms import ATTENTION_FORMS, ATTENTION_SHAPES
 from bench.tables import TITLES, full_table
 from opgrad.cli.examples.accuracy import error_in_ulp, finfo, tolerance
 from opgrad.contract import DTYPES

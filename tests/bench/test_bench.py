@@ -26,13 +26,11 @@ from bench.cells import (
     Workload,
     select,
 )
-from bench.copying import copier
-from bench.cpu_target import Target
-from bench.figures import figures, geometric_mean, losses, read
+from bench.command import BenchOptions
+from bench.cpu_target import Target, copier
+from bench.figures import described, figures, geometric_mean, losses, read, stamped
 from bench.measure import GIVEN, NEW, WAYS
-from bench.options import BenchOptions
 from bench.run import prepared, previous, run, store, target
-from bench.runs import described, stamped
 from bench.tables import NOBODY, TITLES, duration, full_table, show, summary
 from opgrad.cli.examples import examples
 from opgrad.cli.examples.accuracy import error_in_ulp, last_place

@@ -17,11 +17,10 @@ from host_clock import HostClock
 from samples import each_kind
 
 from bench.cells import Cell, Workload
-from bench.figures import figures, read
+from bench.figures import figures, machine_line, read
 from bench.measure import GIVEN, LACKING, NEW
 from bench.peers import LONGEST_NOTE, reason
 from bench.run import run
-from bench.runs import machine_line
 from bench.tables import full_table, left_out
 from opgrad.cli import machine
 from opgrad.cli.examples.accuracy import error_in_ulp, reference
@@ -31,10 +30,8 @@ from opgrad.ops import operators
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from bench.cuda import measure, peers  # noqa: E402
-from bench.cuda.case import TensorCase  # noqa: E402
-from bench.cuda.cells import LENGTHS, workloads  # noqa: E402
-from bench.cuda.target import SMALL, Cuda  # noqa: E402
+from bench import cuda as target  # noqa: E402
+from bench.cuda import LENGTHS, SMALL, Cuda, TensorCase, workloads  # noqa: E402
 from opgrad.call.libraries.torch_copies import download, upload  # noqa: E402
 
 H200, SMALL_CARD = 150_109_880_320, 16 << 30  # bytes of memory
@@ -53,7 +50,7 @@ RETURNING = {"softmax_cross_entropy_loss_only"}
 @pytest.fixture
 def stand_in(monkeypatch):
     """A target on the CPU, which the command takes for CUDA."""
-    found = Cuda(measure.TimedDevice("cpu", l2=1 << 16, memory=1 << 22, clock=HostClock()))
+    found = Cuda(target.TimedDevice("cpu", l2=1 << 16, memory=1 << 22, clock=HostClock()))
     monkeypatch.setattr(machine, "cuda_problem", lambda: "")
     monkeypatch.setattr(machine, "cuda_device", lambda: DEVICE)
     monkeypatch.setattr(Cuda, "current", lambda: found)
@@ -111,7 +108,7 @@ def test_our_call_writes_the_results(op):
 @each_kind
 def test_a_sample_of_large_results_is_compared(monkeypatch, op):
     monkeypatch.setattr("bench.case.CHECKED", 16)
-    monkeypatch.setattr("bench.cuda.case.REFERENCE_ELEMENTS", 16)
+    monkeypatch.setattr("bench.cuda.REFERENCE_ELEMENTS", 16)
     for case in tiny(op):
         case.call()()
         assert case.error() < 64
@@ -168,19 +165,19 @@ def test_torch_compile_computes_operators(monkeypatch, op):
     """Traced as for a device, without what would then be compiled."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     for case in tiny(op):
-        found, notes = peers.calls(case.copies(2), ["torch.compile"], NEW, int)
+        found, notes = target.calls(case.copies(2), ["torch.compile"], NEW, int)
         assert not notes
         assert [compared(case, call) < TOLERANCE for call in found["torch.compile"]] == [True, True]
 
 
 def test_torch_computes_every_operator(op):
     for case in tiny(op):
-        found, notes = peers.calls(case.copies(2), ["torch"], NEW, int)
+        found, notes = target.calls(case.copies(2), ["torch"], NEW, int)
         assert [compared(case, call) < TOLERANCE for call in found["torch"]] == [True, True] or op.name in SIMILAR
         assert not notes
         for tensor in case.results.values():
             tensor.fill_(77)
-        found, notes = peers.calls([case], ["torch", "torch.compile", "liger"], GIVEN, int)
+        found, notes = target.calls([case], ["torch", "torch.compile", "liger"], GIVEN, int)
         assert set(notes.values()) <= {LACKING[GIVEN]}
         found["torch"][0]()
         assert op.name in RETURNING or not any((tensor == 77).all() for tensor in case.results.values() if tensor.ndim)
@@ -225,16 +222,16 @@ def libraries(monkeypatch):
 
 @pytest.mark.usefixtures("libraries")
 def test_libraries_that_take_matrices():
-    assert peers.installed() == list(peers.PEERS)
+    assert target.installed() == list(target.PEERS)
     for name in ("softmax", "softmax_grad", "softmax_cross_entropy_loss_only"):
         case = case_of(name, (6, 7))
-        found, notes = peers.calls([case], ["liger", "quack"], NEW, int)
+        found, notes = target.calls([case], ["liger", "quack"], NEW, int)
         assert not notes
         assert compared(case, found["quack"][0]) < TOLERANCE
         assert name.endswith("only") or compared(case, found["liger"][0]) < TOLERANCE
     case = case_of("softmax_cross_entropy_loss_and_grad", (6, 7))
     before = case.values["logits"].clone()
-    found, notes = peers.calls(case.copies(2), ["liger", "quack"], NEW, int)
+    found, notes = target.calls(case.copies(2), ["liger", "quack"], NEW, int)
     assert (len(found["liger"]), len(found["quack"]), notes) == (2, 2, {})
     assert torch.equal(case.values["logits"], before)
 
@@ -242,17 +239,17 @@ def test_libraries_that_take_matrices():
 @pytest.mark.usefixtures("libraries")
 def test_what_a_library_does_not_take_is_noted(monkeypatch):
     case = case_of("softmax", (2, 3, 4, 4), attributes={"axis": 1})
-    found, notes = peers.calls([case], ["liger", "quack"], NEW, int)
+    found, notes = target.calls([case], ["liger", "quack"], NEW, int)
     assert not found
     assert notes == dict.fromkeys(("liger", "quack"), "takes matrices alone, whose rows it reduces")
-    assert peers.calls([case_of("relu", (9,))], ["liger", "quack"], NEW, int) == ({}, {})
+    assert target.calls([case_of("relu", (9,))], ["liger", "quack"], NEW, int) == ({}, {})
 
     def refuse(*_):
         raise AssertionError("Unsupported dtype\nmore of it")
 
     monkeypatch.setattr(sys.modules["quack"], "softmax", refuse)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers.functional", None)
-    found, notes = peers.calls([case_of("softmax", (4, 5))], ["liger", "quack"], NEW, int)
+    found, notes = target.calls([case_of("softmax", (4, 5))], ["liger", "quack"], NEW, int)
     assert not found
     assert notes["quack"] == "AssertionError: Unsupported dtype"
     assert notes["liger"].startswith("ModuleNotFoundError: ")
@@ -270,25 +267,25 @@ def test_contestants_share_the_rotation():
     used = []
     calls = {name: [partial(used.append, (name, copy)) for copy in range(3)] for name in ("a", "b")}
     clock = HostClock()
-    times = measure.interleaved(calls, 0, clock, small=False)
+    times = target.interleaved(calls, 0, clock, small=False)
     assert set(times) == {"a", "b"}
     assert all(set(taken) == {"median", "minimum", "samples", "host"} for taken in times.values())
-    after_warm_up = [copy for _, copy in used[-measure.QUEUE :]]
+    after_warm_up = [copy for _, copy in used[-target.QUEUE :]]
     assert all(following == (copy + 1) % 3 for copy, following in itertools.pairwise(after_warm_up))
     assert {name for name, _ in used} == {"a", "b"}
     assert clock.held
-    assert max(clock.held) <= measure.LONGEST_HOLD
+    assert max(clock.held) <= target.LONGEST_HOLD
 
 
 def test_long_calls_are_timed_one_by_one():
     clock = HostClock()
-    taken = measure.interleaved({"a": [partial(time.sleep, 0.002)]}, 0, clock, small=False)["a"]
+    taken = target.interleaved({"a": [partial(time.sleep, 0.002)]}, 0, clock, small=False)["a"]
     assert taken["median"] == pytest.approx(0.002, rel=0.5)
     assert taken["samples"] >= 3
 
 
 def test_results_are_kept_for_a_round():
-    contestant = measure.Contestant([lambda: "first", lambda: "second"])
+    contestant = target.Contestant([lambda: "first", lambda: "second"])
     contestant.run(1, 1)
     assert contestant.results == [None, "second"]
     contestant.run(2, 2)
@@ -297,7 +294,7 @@ def test_results_are_kept_for_a_round():
 
 def test_small_calls_are_timed_by_the_host():
     clock = HostClock()
-    taken = measure.interleaved({"a": [lambda: None]}, 0, clock, small=True)["a"]
+    taken = target.interleaved({"a": [lambda: None]}, 0, clock, small=True)["a"]
     assert not clock.held
     assert 0 < taken["minimum"] <= taken["median"] < 1e-4
 
@@ -306,7 +303,7 @@ def test_small_calls_are_timed_by_the_host():
 
 
 def test_a_round_moves_more_than_the_cache_twice(stand_in):
-    stand_in.device = measure.TimedDevice("cpu", l2=50 << 20, memory=0, clock=HostClock())
+    stand_in.device = target.TimedDevice("cpu", l2=50 << 20, memory=0, clock=HostClock())
     for traffic in (SMALL, 8 << 20, 50 << 20, 100 << 20, 1 << 30):
         assert stand_in.copies(traffic) * traffic > 100 << 20
     assert stand_in.copies(1 << 30) == 1
@@ -315,7 +312,7 @@ def test_a_round_moves_more_than_the_cache_twice(stand_in):
 
 @each_kind
 def test_a_cell_is_measured(stand_in, op, monkeypatch):
-    monkeypatch.setattr("bench.cuda.target.SMALL", 64)
+    monkeypatch.setattr("bench.cuda.SMALL", 64)
     cell = Cell(op, TINY[op.kind][0], "bfloat16")
     measured = stand_in.measure(cell, ["torch", "torch.compile"], 0)
     assert json.loads(json.dumps(measured, allow_nan=False)) == measured

@@ -12,9 +12,8 @@ from bench_results import made_up_result
 from benchmark_tables import short_table
 
 from bench import instruction_sets
-from bench.figures import read
-from bench.options import BenchOptions
-from bench.runs import machine_line
+from bench.command import BenchOptions
+from bench.figures import machine_line, read
 
 TINY = ["--ops", "relu", "--dtypes", "float32", "--shapes", "8x9", "--seconds", "0"]
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 from bench_results import made_up_result, summarized
 
-from bench import step_case, step_forms
-from bench.cells import LOSSES, WORKLOADS, select
+from bench import cells, cpu_target
+from bench.cells import FORMS, LINEAR, LOGITS, LOSSES, SHAPES, WORKLOADS, select
 from bench.cpu_target import Target
 from bench.measure import OURS
 from bench.peers import COMPILE
 from bench.run import run
-from bench.step_forms import FORMS, LINEAR, LOGITS, SHAPES
 from bench.tables import TITLES, full_table
 
 torch = pytest.importorskip("torch")
@@ -30,7 +29,7 @@ EVERY = list(
 
 @pytest.mark.parametrize("cell", EVERY, ids=lambda cell: cell.name)
 def test_everybody_computes_the_same_loss_and_gradients(cell):
-    case = step_case.LossCase(cell)
+    case = cpu_target.LossCase(cell)
     found = {}
     for name, loss in case.functions(["torch"]).items():
         case.step(loss)
@@ -45,7 +44,7 @@ def test_classes_may_lie_along_axis_1(form):
     (large,) = [each for each in WORKLOADS[LOGITS] if each.form == form]
     assert len(large.shape) == 4
     cell = replace(EVERY[0], workload=replace(large, shape=(3, 7, 2, 5)))
-    case = step_case.LossCase(cell)
+    case = cpu_target.LossCase(cell)
     values = []
     for loss in case.functions(["torch"]).values():
         case.step(loss)
@@ -54,11 +53,11 @@ def test_classes_may_lie_along_axis_1(form):
 
 
 def test_selection_of_losses():
-    assert {cell.op.name for cell in EVERY} == set(step_forms.LOSSES)
+    assert {cell.op.name for cell in EVERY} == set(cells.LOSS_FUNCTIONS)
     assert [each.form for each in WORKLOADS[LOGITS]] == list(FORMS)
     chosen = select([LINEAR], ["bfloat16"], ["512x32000x256"], quick=False)
     assert [(cell.workload.shape, cell.dtype) for cell in chosen] == [((512, 32000, 256), "bfloat16")]
-    for name in step_forms.LOSSES[1:]:
+    for name in cells.LOSS_FUNCTIONS[1:]:
         (cell,) = select([name], ["float32"], ["30x40x5", "30x40"], quick=False)
         assert cell.workload.label == "30x40x5"
     assert not select([LINEAR], ["float16"], [], quick=False)
@@ -106,7 +105,7 @@ def test_without_pytorch_the_cells_are_left_out(monkeypatch):
 
 
 def test_growth_is_what_a_call_takes_at_most():
-    if step_case.growth(lambda: None) is None:
+    if cpu_target.growth(lambda: None) is None:
         pytest.skip("the system does not tell")
-    grown = step_case.growth(lambda: torch.ones(1 << 24).sum().item())
+    grown = cpu_target.growth(lambda: torch.ones(1 << 24).sum().item())
     assert grown == pytest.approx(1 << 26, abs=1 << 23)  # the system counts pages in batches for each thread

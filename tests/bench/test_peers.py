@@ -9,11 +9,11 @@ import pytest
 from bench_cells import tiny_cells
 from graph_cases import arrays_of, check_close, each_operator
 
-from bench import peers, torch_peers
+from bench import peers
 from bench.case import IN_PLACE, Case, GraphCase
 from bench.cells import DTYPES, EXAMPLE, Cell
 from bench.measure import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
-from bench.torch_tensors import fastest
+from bench.torch_operators import fastest
 from opgrad.cli.examples import examples, listed
 from opgrad.cli.examples.accuracy import error_in_ulp, reference
 from opgrad.ops import graph_operators, operators
@@ -168,7 +168,7 @@ def test_ways_and_the_faster_of_two_calls():
 
 def test_torch_computes_every_operator():
     pytest.importorskip("torch")
-    assert set(torch_peers.TORCH) == set(operators())
+    assert set(peers.TORCH) == set(operators())
 
 
 def test_unknown_peers_are_refused():

@@ -5,12 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from bench import progress
+from bench import command
 from bench.cells import select
+from bench.command import BenchOptions, duration, told
 from bench.measure import measure_each
-from bench.options import BenchOptions
 from bench.peers import COMPILE
-from bench.progress import duration, told
 from bench.run import prepared
 
 
@@ -18,16 +17,16 @@ from bench.run import prepared
 def screen(monkeypatch):
     """Where there is no terminal, on a machine that is still."""
     made = Console(file=io.StringIO(), width=200, force_terminal=False)
-    monkeypatch.setattr(progress, "console", lambda **_: made)
-    monkeypatch.setattr(progress, "LOOK", 0.0)
-    monkeypatch.setattr(progress.Load, "others", lambda self: 0.0)
+    monkeypatch.setattr(command, "console", lambda **_: made)
+    monkeypatch.setattr(command, "LOOK", 0.0)
+    monkeypatch.setattr(command.Load, "others", lambda self: 0.0)
     return made
 
 
 def measured(screen, monkeypatch, cells, seconds, limit=None):
     """The lines said while cells are measured that take so many seconds, and what was measured."""
     clock = [100.0]
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(command.time, "perf_counter", lambda: clock[0])
 
     def measure(cell):
         clock[0] += seconds
@@ -52,27 +51,27 @@ def test_a_limit_ends_it(screen, monkeypatch):
     assert len(found) == 6
     assert lines[0] == "40 cells, about 30 s; Ctrl-C ends it with what is measured by then"
     assert lines[-1] == "6 of 40 cells are measured: --quick ends here, --ops and --groups choose others"
-    assert progress.QUICK_LIMIT <= 100
+    assert command.QUICK_LIMIT <= 100
 
 
 def test_other_work_is_warned_of(screen, monkeypatch):
-    monkeypatch.setattr(progress.Load, "others", lambda self: 1.26)
-    monkeypatch.setattr(progress, "CORES", 2)
+    monkeypatch.setattr(command.Load, "others", lambda self: 1.26)
+    monkeypatch.setattr(command, "CORES", 2)
     lines, _ = measured(screen, monkeypatch, ["one"], 1.0)
     warning = "other work on this machine {} 1.3 of 2 cores busy: figures are off"
     assert (lines[0], lines[-1]) == (warning.format("keeps"), warning.format("kept"))
-    monkeypatch.setattr(progress.Load, "others", lambda self: None)
+    monkeypatch.setattr(command.Load, "others", lambda self: None)
     with told(1.0) as tell:
         tell(0, 1, "one")
     assert screen.file.getvalue().count("other work") == 2
 
 
 def test_own_work_is_none_of_others():
-    load = progress.Load()
+    load = command.Load()
     total = sum(number * number for number in range(300_000))
     others = load.others()
     assert total
-    assert others is None or 0 <= others <= progress.CORES + 0.5
+    assert others is None or 0 <= others <= command.CORES + 0.5
 
 
 def test_a_name_with_controls_is_written_out(screen, monkeypatch):

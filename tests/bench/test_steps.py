@@ -12,16 +12,17 @@ import report
 from artifact_sets import EXAMPLES, write_linear_set
 from bench_results import made_up_result
 
+import bench.steps.run as training
 import opgrad
-from bench.steps import generated, process
-from bench.steps import run as training
+from bench.steps import generated
 from bench.steps.__main__ import main
-from bench.steps.process import OLD_API
-from bench.steps.run import StepOptions, examples, measure, run
+from bench.steps.run import OLD_API, StepOptions, examples, run
+from bench.steps.run import measure_set as measure
 from bench.steps.tables import GENERATED_COLUMNS, attention_rows, drawing, generated_rows, markdown, rows
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.run.samples import sample_batch
 
+START = training.start
 OLD_RUNTIME = """
 import json, sys
 print("{}", flush=True)
@@ -70,7 +71,7 @@ def test_a_step_has_all_its_parts():
 
 
 def test_torch_computes_the_same_step():
-    exported = pytest.importorskip("bench.steps.exported")
+    exported = pytest.importorskip("bench.steps.models")
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
     data = sample_batch(artifacts, 9)
     step = exported.chain_step(artifacts, data, 1)
@@ -79,7 +80,7 @@ def test_torch_computes_the_same_step():
 
 
 def test_a_graph_that_is_no_chain_has_no_torch_model():
-    exported = pytest.importorskip("bench.steps.exported")
+    exported = pytest.importorskip("bench.steps.models")
     with pytest.raises(NotImplementedError, match="no torch model is built of Gather"):
         exported.chain(onnx.load(EXAMPLES / "digits_attention" / "eval_model.onnx").graph)
 
@@ -99,7 +100,7 @@ def old_runtime(monkeypatch, tmp_path, loss):
     """This Python in the old one's place, with a script that makes up its answers."""
     script = tmp_path / "script.py"
     script.write_text(OLD_RUNTIME.replace("LOSS", repr(loss)))
-    monkeypatch.setattr(process.api_step, "__file__", str(script))
+    monkeypatch.setattr(training.api_step, "__file__", str(script))
     return Path(sys.executable)
 
 
@@ -114,7 +115,7 @@ def test_the_old_runtime_takes_its_turns_in_a_process_of_its_own(monkeypatch, tm
 def test_a_start_is_measured_cold_warm_and_beside_the_old_runtime(monkeypatch, tmp_path):
     """All three in the made-up runtime's place."""
     python = old_runtime(monkeypatch, tmp_path, 1.0)
-    found = process.start(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)
+    found = START(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)
     assert set(found["first"]) == {"cold", "warm", "old"}
     assert found["resident"] == dict.fromkeys(("cold", "warm", "old"), 2**26)
 
@@ -123,7 +124,7 @@ def test_a_start_of_our_own(tmp_path):
     """A step of a set by `opgrad.training.api` in a process as the benchmark starts it."""
     write_linear_set(tmp_path)
     data = sample_batch(ArtifactSet.load(tmp_path), 5)
-    with process.step_process(Path(sys.executable), process.OWN_API, tmp_path, data, 1) as started:
+    with training.step_process(Path(sys.executable), training.OWN_API, tmp_path, data, 1) as started:
         assert started.seconds > 0
         assert min(started.turn("step")) > 0
         assert started.turn("resident") is None or started.turn("resident") > 1e7
@@ -143,19 +144,19 @@ def test_a_set_that_the_old_runtime_refuses_has_a_note(monkeypatch, tmp_path):
     cell = measure(ArtifactSet.load(EXAMPLES / "digits"), 4, 0.0, python)
     assert "old" not in cell["times"]
     assert "AttentionTraining is unknown" in cell["notes"]["old"]
-    assert set(process.start(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)) == {"left_out"}
+    assert set(START(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)) == {"left_out"}
 
 
 def test_a_python_without_the_old_runtime_is_named():
     data = {"x": np.zeros(2, np.float32)}
     with (
         pytest.raises(RuntimeError, match="no/python cannot be run: No such file"),
-        process.step_process(Path("no/python"), OLD_API, EXAMPLES / "digits", data, 1),
+        training.step_process(Path("no/python"), OLD_API, EXAMPLES / "digits", data, 1),
     ):
         pass
     with (
         pytest.raises(RuntimeError, match=r"the process that trains ended: .*onnxruntime"),
-        process.step_process(Path(sys.executable), OLD_API, EXAMPLES / "digits", data, 1),
+        training.step_process(Path(sys.executable), OLD_API, EXAMPLES / "digits", data, 1),
     ):
         pass
 
@@ -204,7 +205,7 @@ def test_unknown_names_are_refused(words, message):
 
 def test_an_architecture_is_measured_beside_torch(monkeypatch, tmp_path):
     """The set for the old runtime has no operator that it lacks."""
-    exported = pytest.importorskip("bench.steps.exported")
+    exported = pytest.importorskip("bench.steps.models")
     *_, of_old = exported.architecture("ViT", tmp_path)
     kinds = [
         {node.op_type for node in onnx.load(path / "training_model.onnx").graph.node}
@@ -232,7 +233,7 @@ def test_interruption_keeps_what_is_measured(monkeypatch):
         seen.append(batch)
         return {"batch": batch}
 
-    monkeypatch.setattr(training, "measure", stand_in)
+    monkeypatch.setattr(training, "measure_set", stand_in)
     result = run(StepOptions(folders=[EXAMPLES / "digits"], batches="4,5"), lambda *_: None)
     assert result["training"] == [{"batch": 4}]
     with pytest.raises(KeyboardInterrupt):
@@ -274,7 +275,7 @@ def test_gradients_are_generated_anew_beside_the_old_graph():
 def test_models_of_torch_are_exported_and_differentiated(monkeypatch):
     """Normalizations stay apart from convolutions, and all parameters keep their names."""
     torch = pytest.importorskip("torch")
-    from bench.steps import exported, models
+    from bench.steps import models
 
     layers = torch.nn.Conv2d(1, 2, 3, bias=False), torch.nn.BatchNorm2d(2), torch.nn.Flatten(), torch.nn.Linear(8, 3)
     tiny = torch.nn.Sequential(*layers)
@@ -283,7 +284,7 @@ def test_models_of_torch_are_exported_and_differentiated(monkeypatch):
         return torch.randn(rows, 1, 4, 4), torch.randint(0, 3, (rows,))
 
     monkeypatch.setattr(models, "MODELS", {"tiny": (lambda: tiny, 2, batch)})
-    subject = exported.subject("tiny")
+    subject = models.subject("tiny")
     assert set(subject.parameters) == {"0.weight", "1.weight", "1.bias", "3.weight", "3.bias"}
     cell = generated.measure(subject, 0.0)
     assert set(cell["times"]) == {"generated", "segments", "torch"}
@@ -293,11 +294,11 @@ def test_models_of_torch_are_exported_and_differentiated(monkeypatch):
 @pytest.mark.parametrize("name", ["GPT-2-1024", "Llama-1024"])
 def test_attention_in_tiles_is_measured_beside_matrices_of_scores(name, monkeypatch):
     pytest.importorskip("torch")
-    from bench.steps import exported, models
+    from bench.steps import models
 
     sizes = models.Long(length=300, blocks=1, words=16, gpt2=(24, 12), llama=(32, 8, 2, 40))
     monkeypatch.setattr(models, "LONG", sizes)
-    found = generated.measure_attention(exported.subject(name), 0)
+    found = generated.measure_attention(models.subject(name), 0)
     assert "notes" not in found
     assert found["peak"]["tiles"] < 0.6 * found["peak"]["scores"]
     result = made_up_training() | {"training": [], "attention": [found]}

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from bench import sweep
-from bench.options import BenchOptions
+from bench.command import BenchOptions
 from bench.plots import drawing, save
 from bench.run import prepared, read, store
 from bench.sweep import Curve, curves

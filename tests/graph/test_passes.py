@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from passes_cases import build, close, finish, floats, operators, prepared, run, same_gradients, without_passes
 
-from bench.steps.liveness import peak_bytes
+from bench.steps.generated import peak_bytes
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.nodes import read_by
 from opgrad.onnx.passes import prepare

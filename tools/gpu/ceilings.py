@@ -9,7 +9,7 @@ import torch
 from target import target
 
 import opgrad
-from bench.cuda.measure import Clock
+from bench.cuda import Clock
 
 BYTES = 1 << 31
 REPEATED, BATCH = 9, 4 if results.is_dry() else 200

@@ -12,10 +12,10 @@ import results
 from target import target
 
 from bench.cells import Cell, select
-from bench.cuda.target import Cuda
+from bench.command import BenchOptions
+from bench.cuda import Cuda
 from bench.figures import medians
 from bench.measure import COPY, NEW, OURS
-from bench.options import BenchOptions
 from bench.peers import COMPILE
 from bench.run import previous, run, store
 

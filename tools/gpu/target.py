@@ -4,8 +4,7 @@ import results
 from host_clock import HostClock
 
 from bench.cells import Workload
-from bench.cuda.measure import TimedDevice
-from bench.cuda.target import Cuda
+from bench.cuda import Cuda, TimedDevice
 
 DRY_WORKLOADS = {
     "elements": (Workload((1 << 12,)),),

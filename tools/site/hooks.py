@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tools")]
 import benchmark_tables  # noqa: E402
 import report  # noqa: E402
 
-from bench import plots, runs, tables  # noqa: E402
+from bench import figures, plots, tables  # noqa: E402
 from bench.steps import tables as step_tables  # noqa: E402
 from opgrad.ops import graph_operators, operators  # noqa: E402
 
@@ -254,7 +254,7 @@ def _performance(text: str) -> str:
     lines = []
     for result in reversed(report.all_results(ROOT).values()):
         steps = step_tables if "training" in result else None
-        said = steps.surroundings(result) if steps else runs.machine_line(result)
+        said = steps.surroundings(result) if steps else figures.machine_line(result)
         lines += [f"## {tables.title(result)}", "", said, "", _picture((steps or plots).drawing(result)), ""]
     parts = {"charts": "\n".join(lines), "history": _picture(benchmark_tables.history(report.history(ROOT)))}
     return re.sub(r"<!-- (charts|history): .*? -->", lambda part: parts[part[1]], text)
