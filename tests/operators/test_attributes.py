@@ -129,15 +129,18 @@ def test_operands_of_any_layout(rng):
             check_forward("softmax", laid_out(x, layout), axis, post_ops=[post_ops.add(operand)], place=Placed)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int32", "float32", "float8_e4m3fn"])
-def test_conditions(dtype):
-    """Whatever is not 0 is true: NaN, the smallest numbers, negative ones."""
-    special = np.array([0, 1, 0, 1, 1, 0, 1]).astype(DTYPES[dtype])
-    if dtype.startswith(("float", "bfloat")):
-        tiny = np.finfo(np.float32).smallest_subnormal if dtype in ("float32", "float64") else 2.0**-9
-        special = cast([np.nan, np.inf, -np.inf, tiny, -tiny, 0.0, -0.0], dtype)
-    y = opgrad.softmax(np.zeros((1, 7), np.float32), post_ops=[post_ops.select(special, -1.0)])
-    assert ((y[0] > 0) == (special.astype("float32") != 0)).all()
+def test_conditions():
+    """Whatever is not 0 is true: NaN, the smallest numbers, negative ones. A row for each dtype of a condition."""
+    tiny = {"float32": np.finfo(np.float32).smallest_subnormal, "float8_e4m3fn": 2.0**-9}
+    chain, expected = [], np.ones((4, 7), bool)
+    for row, dtype in enumerate(("bool", "int32", *tiny)):
+        condition = np.ones((4, 7), DTYPES[dtype])
+        condition[row] = np.array([0, 1, 0, 1, 1, 0, 1]).astype(DTYPES[dtype])
+        if dtype in tiny:
+            condition[row] = cast([np.nan, np.inf, -np.inf, tiny[dtype], -tiny[dtype], 0.0, -0.0], dtype)
+        expected[row] = condition[row].astype("float32") != 0
+        chain.append(post_ops.select(condition, -1.0))
+    np.testing.assert_array_equal(opgrad.softmax(np.zeros((4, 7), np.float32), post_ops=chain) > 0, expected)
 
 
 def test_a_long_chain_of_operands(rng):
@@ -272,7 +275,7 @@ def test_attributes_alone(attributes, rng):
 
 def test_a_scale_that_float32_does_not_hold(rng):
     x = numbers(rng, (9, 131), "float32") * np.float32(1e37)
-    check_forward("softmax", x, place=Placed, logit_scale=1e-40)
+    check_forward("softmax", x, place=Placed, **usual(rng, x.shape, logit_scale=1e-40))
 
 
 @pytest.mark.parametrize("shape", [(4, 33), (5, 9, 37)], ids=["rows", "columns"])
@@ -381,9 +384,10 @@ def test_in_place(rng):
     for shape, axis in [*AXES, ((2, 9000), 1), ((9000, 3), 0)]:
         for layout in (c_order, fortran, in_records):
             x = laid_out(numbers(rng, shape, "float32"), layout)
-            given = {"axis": axis, "where": rng.random(shape) < 0.7, "logit_scale": 0.5}
-            expected = bits(opgrad.softmax(x, **given))
-            assert opgrad.softmax(x, out=x, **given) is x
+            given = usual(rng, shape, axis=axis)
+            y, stats = opgrad.softmax(x, **given)
+            expected = bits(y)
+            assert opgrad.softmax(x, out=(x, stats), **given)[0] is x
             assert bits(x) == expected, f"{shape}, axis {axis}, {layout.__name__}"
 
 
