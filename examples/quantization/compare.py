@@ -21,7 +21,7 @@ from onnx import numpy_helper
 
 from opgrad.training import ArtifactSet, Dataset, Trainer, load_named
 from opgrad.training.artifacts import OptimType, generate_artifacts
-from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
 from opgrad.training.quantization import Distillation, convert, prepare, with_teacher
 

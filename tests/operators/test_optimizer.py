@@ -8,7 +8,7 @@ from artifact_sets import EXAMPLES, optimizer_model
 import opgrad
 from opgrad.training import AdamWRule, SGDRule
 from opgrad.training.engine.optimizer import GradientNorm, started
-from opgrad.training.files.rules import read_rule
+from opgrad.training.files.artifact_set import read_rule
 
 
 def adamw_in_float64(p, gradients, rate, rule):

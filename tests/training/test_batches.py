@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from opgrad.training import Dataset, TensorSpec
-from opgrad.training.files.batches import located
-from opgrad.training.files.dataset import load_file
+from opgrad.training.files.dataset import load_file, located
 
 FLOAT = np.dtype(np.float32)
 

@@ -22,8 +22,8 @@ from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.engine import evaluation
+from opgrad.training.files.artifact_set import read_rule
 from opgrad.training.files.dataset import Dataset
-from opgrad.training.files.rules import read_rule
 
 COUNT = 40
 

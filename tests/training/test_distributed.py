@@ -17,7 +17,7 @@ from model_sets import SETS
 from processes import run_processes
 
 from opgrad.training.engine.distributed import OneProcess
-from opgrad.training.files.rules import AdamWRule, SGDRule
+from opgrad.training.files.artifact_set import AdamWRule, SGDRule
 from opgrad.training.run.fit import Fit, StepRows
 
 torch = pytest.importorskip("torch")

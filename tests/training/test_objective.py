@@ -4,7 +4,7 @@ import onnx
 import pytest
 from small_models import build, normal
 
-from opgrad.training.files.objective import Objective, find_objective, note_outputs
+from opgrad.training.files.artifact_set import Objective, find_objective, note_outputs
 
 
 def objective(text, inputs, noted=(), weights=(), **more):

@@ -9,7 +9,7 @@ import pytest
 from model_sets import ARTIFACTS, SETS
 
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint, write_checkpoint
-from opgrad.training.files.rules import AdamWRule, SGDRule
+from opgrad.training.files.artifact_set import AdamWRule, SGDRule
 from opgrad.training.run import job
 from opgrad.training.run.fit import Interrupted
 from opgrad.training.run.job import Resumption

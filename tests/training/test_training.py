@@ -13,7 +13,7 @@ from small_models import build
 
 from opgrad.onnx.graph.graph import Graph
 from opgrad.training import ArtifactSet, Dataset, TensorSpec, Trainer, load_named, read_checkpoint
-from opgrad.training.files.objective import find_scores
+from opgrad.training.files.artifact_set import find_scores
 from opgrad.training.run.job import train
 from opgrad.training.run.recipe import Recipe
 

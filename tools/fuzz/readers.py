@@ -113,14 +113,15 @@ def checkpoints() -> Iterator[bytes]:
 
 
 def safetensors(data: bytes) -> None:
-    from opgrad.training.files.safetensors import Damaged, decode
+    from opgrad.training.files.weights import Damaged
+    from opgrad.training.files.weights import decode_tensors as decode
 
     with suppress(Damaged):
         decode(data)
 
 
 def tensors() -> Iterator[bytes]:
-    from opgrad.training.files.safetensors import encode
+    from opgrad.training.files.weights import encode_tensors as encode
 
     values = {"w": np.ones((2, 3), np.float32), "b": np.zeros(3, np.float16)}
     yield encode(values, {"format": "pt"})
@@ -282,7 +283,7 @@ def adapter(data: bytes) -> None:
 
 
 def adapters() -> Iterator[bytes]:
-    from opgrad.training.files.safetensors import encode
+    from opgrad.training.files.weights import encode_tensors as encode
 
     name = "base_model.model.layers.0.self_attn.q_proj"
     values = {f"{name}.lora_A.weight": np.ones((2, 3), np.float32), f"{name}.lora_B.weight": np.ones((3, 2), "f2")}

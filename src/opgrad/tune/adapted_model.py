@@ -15,7 +15,7 @@ from opgrad.onnx.graph.messages import import_microsoft
 from opgrad.training.engine.binding import run
 from opgrad.training.engine.trainer import session_options
 from opgrad.training.engine.training_graph import open_session
-from opgrad.training.files.rules import AdamWRule
+from opgrad.training.files.artifact_set import AdamWRule
 from opgrad.training.make.checks import quantity
 from opgrad.tune import outputs, peft
 from opgrad.tune.generation import Writer

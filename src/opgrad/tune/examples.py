@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.dataset import Buffer, Dataset, Fill
+from opgrad.training.files.dataset import Buffer, Dataset, Fill, TensorSpec
 from opgrad.tune.language.caches import PLACES, STARTS
 from opgrad.tune.language.model import IGNORED, WEIGHTS
 from opgrad.tune.lines import (

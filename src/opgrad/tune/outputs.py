@@ -23,8 +23,17 @@ from opgrad.onnx.graph.messages import attribute_of, copied
 from opgrad.onnx.graph.nodes import captured, reads_values
 from opgrad.training.engine.binding import borrowed
 from opgrad.training.files.checkpoint_tables import ELEMENT_TYPES
-from opgrad.training.files.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
-from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, placeholder, tensor_of
+from opgrad.training.files.tensor_values import (
+    LARGEST_MODEL,
+    Held,
+    ValuesFile,
+    array_of,
+    is_placeholder,
+    model_bytes,
+    placeholder,
+    tensor_of,
+    write_model,
+)
 from opgrad.tune import peft
 from opgrad.tune.language.model import LanguageModel
 from opgrad.tune.lora import Adapter, factors, insert

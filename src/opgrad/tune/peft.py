@@ -11,7 +11,7 @@ import numpy as np
 
 from opgrad.base.reading import json_object, read_regular
 from opgrad.base.writing import new_file
-from opgrad.training.files import safetensors
+from opgrad.training.files import weights
 from opgrad.training.files.checkpoint_tables import Damaged
 from opgrad.training.files.weights import decode
 from opgrad.training.make.checks import listed
@@ -91,7 +91,7 @@ def write(folder: Path, base: LanguageModel, adapters: Sequence[Adapter], values
     }
     config, tensors = _theirs(base, configuration(adapters), tensors)
     new_file(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-    new_file(folder / WEIGHTS, safetensors.encode(dict(sorted(tensors.items())), {"format": "pt"}))
+    new_file(folder / WEIGHTS, weights.encode_tensors(dict(sorted(tensors.items())), {"format": "pt"}))
 
 
 def _module(architecture: str, name: str) -> tuple[str, list[str]]:
@@ -253,7 +253,7 @@ def read(folder: Path, base: LanguageModel) -> tuple[list[Adapter], dict[str, np
         if name in config and config[name] not in known:
             raise NotImplementedError(f"{WHO}: {folder / CONFIG}: {name} is {config[name]!r}, expected {known[0]!r}")
     try:
-        tensors, _, _ = safetensors.decode(read_regular(folder / WEIGHTS))
+        tensors, _, _ = weights.decode_tensors(read_regular(folder / WEIGHTS))
     except Damaged as damage:
         raise ValueError(f"{WHO}: {folder / WEIGHTS} {damage}") from None
     tensors = {_in_whole(base, name): array for name, array in tensors.items()}

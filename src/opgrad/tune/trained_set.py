@@ -17,9 +17,8 @@ from opgrad.onnx.gradients.differentiation import Differentiated
 from opgrad.onnx.graph.conversion import without_casts
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.graph.nodes import captured
-from opgrad.training.files.artifact_set import ArtifactSet
-from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.rules import AdamWRule
+from opgrad.training.files.artifact_set import AdamWRule, ArtifactSet
+from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import Held, inputs_of_all
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
 from opgrad.training.make.patterns import matching

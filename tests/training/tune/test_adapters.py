@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnx.graph.messages import copied, keep
 from opgrad.onnx.graph.nodes import rename
-from opgrad.training.files import safetensors
+from opgrad.training.files import weights
 from opgrad.training.make.selection import torn_note
 from opgrad.tune import Tuner, outputs, peft
 from opgrad.tune.language.model import read
@@ -267,7 +267,7 @@ def test_names_of_transformers(tmp_path, kind, target, names, rslora):
     values = values_of(adapters)
     (tmp_path / "peft").mkdir()
     peft.write(tmp_path / "peft", base, adapters, values)
-    tensors, _, _ = safetensors.decode((tmp_path / "peft" / peft.WEIGHTS).read_bytes())
+    tensors, _, _ = weights.decode_tensors((tmp_path / "peft" / peft.WEIGHTS).read_bytes())
     found = {name.split(".lora_")[0].removeprefix("base_model.model.model.layers.") for name in tensors}
     assert found == {f"{layer}.{name}" for layer in (0, 1) for name in {*names, "self_attn.v_proj"} - (
         {"self_attn.v_proj"} if kind == "phi3" else set())}  # fmt: skip
@@ -288,7 +288,7 @@ def test_module_of_peft_that_is_several(tmp_path):
     a, b = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((4, 32), (64, 4)))
     tensors = {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
     given, _ = peft_folder(tmp_path / "peft", r=4, lora_alpha=2, target_modules=["qkv_proj"])
-    (given / peft.WEIGHTS).write_bytes(safetensors.encode(tensors, {"format": "pt"}))
+    (given / peft.WEIGHTS).write_bytes(weights.encode_tensors(tensors, {"format": "pt"}))
     adapters, values = peft.read(given, base)
     assert [each.name.rpartition(".")[2] for each in adapters] == ["q_proj", "k_proj", "v_proj"]
     whole = np.concatenate([values[each.a] @ values[each.b] * each.lora.scale for each in adapters], 1)
@@ -304,7 +304,7 @@ def peft_folder(folder, **changes):
         for what, shape in (("lora_A", (2, 32)), ("lora_B", (32, 2)))
     }
     (folder / peft.CONFIG).write_text(json.dumps(config))
-    (folder / peft.WEIGHTS).write_bytes(safetensors.encode(tensors, {"format": "pt"}))
+    (folder / peft.WEIGHTS).write_bytes(weights.encode_tensors(tensors, {"format": "pt"}))
     return folder, tensors
 
 
@@ -333,7 +333,7 @@ def test_patterns_of_ranks(tmp_path, base):
 def test_adapter_of_other_modules(tmp_path, base):
     folder, tensors = peft_folder(tmp_path)
     tensors = {name.replace("layers.1", "layers.9"): array for name, array in tensors.items()}
-    (folder / peft.WEIGHTS).write_bytes(safetensors.encode(tensors, {}))
+    (folder / peft.WEIGHTS).write_bytes(weights.encode_tensors(tensors, {}))
     with pytest.raises(ValueError, match=r"is an adapter of another base: it has 'model.layers.9.self_attn.q_proj'"):
         peft.read(folder, base)
 

@@ -11,7 +11,7 @@ from runtime_cases_packed import packed
 from opgrad.onnx.graph.messages import keep
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files import tensor_values
-from opgrad.training.files.rules import AdamWRule
+from opgrad.training.files.artifact_set import AdamWRule
 from opgrad.tune import Tuner
 from opgrad.tune.language.model import read
 from opgrad.tune.trained_set import ends_of_layers, prepare, scoring

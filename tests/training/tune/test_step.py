@@ -18,7 +18,7 @@ from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.training import Trainer
 from opgrad.training.export import blocks, constants
 from opgrad.training.export.plain import STOCK
-from opgrad.training.files import safetensors
+from opgrad.training.files.weights import decode_tensors
 from opgrad.tune import Tuner
 
 LORA = "rank=4, target=all-linear"
@@ -149,7 +149,7 @@ def test_adapter_of_the_state_is_that_of_a_fine_tuning(tmp_path):
     for name in ("adapter_config.json", "tune.json"):
         assert (tmp_path / "found" / name).read_text() == (tmp_path / "expected" / name).read_text()
     found, expected = (
-        safetensors.decode((tmp_path / each / "adapter_model.safetensors").read_bytes())[0]
+        decode_tensors((tmp_path / each / "adapter_model.safetensors").read_bytes())[0]
         for each in ("found", "expected")
     )
     assert found.keys() == expected.keys()

@@ -247,7 +247,7 @@ def _finish(
 def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":
     """The outputs that the model had, or those of the scores. Raises ValueError where they cannot be exported."""
     from opgrad.training.engine.export import check_export, declared_outputs
-    from opgrad.training.files.objective import model_outputs
+    from opgrad.training.files.artifact_set import model_outputs
 
     computed = {name for node in artifacts.eval_model.graph.node for name in node.output}
     had = [name for name in model_outputs(artifacts.eval_model) if name in computed and name != artifacts.loss]

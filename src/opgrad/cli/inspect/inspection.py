@@ -21,13 +21,9 @@ from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, ModelOperator, operators
 from opgrad.training.engine.trainer import session_options
 from opgrad.training.engine.training_graph import Fused, fuse_nodes
-from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET
-from opgrad.training.files.artifact_set import FILES, tensor_spec
-from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint
-from opgrad.training.files.checkpoint_files import data_of
-from opgrad.training.files.model_files import VALUES
-from opgrad.training.files.rules import read_rule
-from opgrad.training.files.tensor_values import read_apart, read_shared
+from opgrad.training.files.artifact_set import BUFFER_SUFFIX, FILES, RESET, read_rule, tensor_spec
+from opgrad.training.files.checkpoint import Checkpoint, data_of, read_checkpoint
+from opgrad.training.files.tensor_values import VALUES, read_apart, read_shared
 from opgrad.training.make.checks import refused_types
 from opgrad.training.make.trainability import Trainability, trainability
 

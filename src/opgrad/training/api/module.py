@@ -21,9 +21,8 @@ from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import GradientNorm, clip_factor
 from opgrad.training.engine.training_graph import Source, open_bound, open_training
 from opgrad.training.engine.training_graph import session_options as options_for
-from opgrad.training.files.accumulators import BUFFER_SUFFIX, without_accumulators
-from opgrad.training.files.artifact_set import check_parameters, tensor_spec
-from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.artifact_set import BUFFER_SUFFIX, check_parameters, tensor_spec, without_accumulators
+from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import read_shared
 
 WHO = "Module"

@@ -8,7 +8,7 @@ from opgrad.training.api.module import Module
 from opgrad.training.engine.memory import TrainingMemory
 from opgrad.training.engine.optimizer import SGD, AdamW
 from opgrad.training.engine.training_graph import read_model
-from opgrad.training.files.rules import Rule, read_rule
+from opgrad.training.files.artifact_set import Rule, read_rule
 
 LEARNING_RATE = 1e-3  # before one is set, if the checkpoint has no state of an optimizer
 

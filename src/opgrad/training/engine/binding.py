@@ -14,8 +14,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from opgrad.onnx.graph.messages import FEW_BITS
 from opgrad.onnxruntime import private
 from opgrad.training.files.artifact_set import tensor_spec
-from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.dataset import fits, show
+from opgrad.training.files.dataset import TensorSpec, fits, show
 
 # A smaller input is copied into the bound memory, which takes 0.3 to 2 µs; binding other memory takes 4 µs.
 LARGEST_COPIED = 1 << 18

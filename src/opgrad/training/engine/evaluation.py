@@ -20,9 +20,8 @@ from opgrad.training.engine.binding import run
 from opgrad.training.engine.export import declared_outputs, graph_between
 from opgrad.training.engine.labels import check_classes, class_count
 from opgrad.training.engine.training_graph import open_session
-from opgrad.training.files.artifact_set import FILES, ArtifactSet
+from opgrad.training.files.artifact_set import FILES, LOSSES, ArtifactSet
 from opgrad.training.files.dataset import Dataset, Examples, batches
-from opgrad.training.files.objective import LOSSES
 
 EVALUATION = FILES[1]
 

@@ -18,8 +18,16 @@ from opgrad.onnxruntime import loading
 from opgrad.onnxruntime.runners import ELEMENT_TYPES
 from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.files.artifact_set import ArtifactSet
-from opgrad.training.files.model_files import LARGEST_MODEL, ValuesFile, model_bytes, write_model
-from opgrad.training.files.tensor_values import Held, placeholder, tensor_of, with_values
+from opgrad.training.files.tensor_values import (
+    LARGEST_MODEL,
+    Held,
+    ValuesFile,
+    model_bytes,
+    placeholder,
+    tensor_of,
+    with_values,
+    write_model,
+)
 from opgrad.training.make.checks import check_built, without_values
 
 

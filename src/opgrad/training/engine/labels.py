@@ -11,8 +11,7 @@ from opgrad.training.engine.binding import run
 from opgrad.training.engine.export import declared_outputs, graph_between
 from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.files.artifact_set import FILES, ArtifactSet
-from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.dataset import Dataset, batches, row_of
+from opgrad.training.files.dataset import Dataset, TensorSpec, batches, row_of
 
 ROWS = 512  # how many rows' labels are computed at once
 

@@ -8,8 +8,8 @@ from opgrad.onnx.graph.conversion import is_half
 from opgrad.training.engine.optimizer import SGD, AdamW, started
 from opgrad.training.engine.row_wise import RowWise
 from opgrad.training.files import mapped_files
+from opgrad.training.files.artifact_set import Rule
 from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup
-from opgrad.training.files.rules import Rule
 
 GROUP = "group0"  # the name of the only group of parameters in checkpoints of onnxruntime-training
 

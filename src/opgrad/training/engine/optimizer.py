@@ -12,7 +12,7 @@ from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
 from opgrad.cpu.runtime.plan import Pass, per_part
 from opgrad.cpu.runtime.program import Address, ceil_div
-from opgrad.training.files.rules import AdamWRule, Rule, SGDRule
+from opgrad.training.files.artifact_set import AdamWRule, Rule, SGDRule
 
 # A pass over fewer bytes runs in one thread. After a run of the graph onnxruntime's threads keep spinning, so that
 # threads of the optimizer wait for a core, and the next run waits for them. With two threads on two cores an optimizer

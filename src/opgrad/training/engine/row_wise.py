@@ -17,7 +17,7 @@ from opgrad.onnx.graph.messages import keep
 from opgrad.onnx.graph.nodes import reads_values
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.optimizer import SGD, AdamW
-from opgrad.training.files.rules import AdamWRule
+from opgrad.training.files.artifact_set import AdamWRule
 from opgrad.training.make.patterns import matching
 from opgrad.training.make.shared_tensors import name_in_module
 

@@ -20,7 +20,7 @@ from opgrad.onnxruntime import LOWERED, loading, lower, private
 from opgrad.training.engine import first_run
 from opgrad.training.engine.binding import BoundGraph, declared
 from opgrad.training.engine.memory import TrainingMemory
-from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.dataset import TensorSpec
 
 
 def open_session(model: onnx.ModelProto, options: onnxruntime.SessionOptions, who: str) -> onnxruntime.InferenceSession:

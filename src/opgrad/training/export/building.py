@@ -21,8 +21,7 @@ from opgrad.training.export.layout import StateLayout, StateTensor
 from opgrad.training.export.packing import FLOAT, Packing, bake
 from opgrad.training.export.plain import plain_model
 from opgrad.training.export.rules import AdagradRule, LionRule, MomentumRule, StepRule
-from opgrad.training.files.artifact_set import ArtifactSet
-from opgrad.training.files.rules import AdamWRule, SGDRule
+from opgrad.training.files.artifact_set import AdamWRule, ArtifactSet, SGDRule
 
 RATE, STEP, SHARE, UPDATE = "learning_rate", "step", "share", "update"
 LOSS, ACCURACY = "loss", "accuracy"

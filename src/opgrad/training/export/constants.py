@@ -11,8 +11,7 @@ from opgrad.base.reading import sha256_of
 from opgrad.base.writing import copied_file
 from opgrad.training.export.plain import WHO
 from opgrad.training.files.checkpoint_tables import raw
-from opgrad.training.files.model_files import ValuesFile
-from opgrad.training.files.tensor_values import HUGE, is_placeholder, placeholder, tensor_of
+from opgrad.training.files.tensor_values import HUGE, ValuesFile, is_placeholder, placeholder, tensor_of
 
 
 class Constants:

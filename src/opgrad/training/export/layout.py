@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from opgrad.training.files import safetensors
+from opgrad.training.files import weights
 
 PARAMETERS, STATISTICS, MOMENTS, GRADIENTS = "parameters", "statistics", "moments", "gradients"
 
@@ -130,7 +130,7 @@ class StateLayout:
 
     def header(self) -> dict[str, dict[str, Any]]:
         """The header of a weights file with all tensors."""
-        return safetensors.entries({each.key: (each.dtype, each.shape) for each in self.tensors})
+        return weights.entries({each.key: (each.dtype, each.shape) for each in self.tensors})
 
 
 def layout_of(

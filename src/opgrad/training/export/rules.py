@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from opgrad.base.arguments import ArgumentError, naming
-from opgrad.training.files.rules import AdamWRule, SGDRule
+from opgrad.training.files.artifact_set import AdamWRule, SGDRule
 
 
 def _check(rule: object, decays: Sequence[str], others: Sequence[str]) -> None:

@@ -1,26 +1,356 @@
-"""The four files that onnxruntime-training makes of a model, read together and checked against each other."""
+"""The four files that onnxruntime-training makes of a model, read together and checked against each other.
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+In them gradients are added to buffers; elsewhere they are outputs. The optimizer model says by which rule a step changes
+the parameters. In the eval graph are found the tensors that the loss compares, and the exported model's outputs.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx.helper import tensor_dtype_to_np_dtype
+from onnx import TensorProto, helper, numpy_helper
+from onnx.helper import get_attribute_value, tensor_dtype_to_np_dtype
 
 from opgrad.base.locks import once
 from opgrad.base.writing import finish_interrupted
 from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, in_float32, is_half, written_inputs
+from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.loading import read_model
-from opgrad.onnx.graph.messages import copied
-from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET, without_accumulators
-from opgrad.training.files.batches import TensorSpec, located
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, domain_of, keep
+from opgrad.onnx.graph.nodes import attributes_of, captured, needed, read_by
 from opgrad.training.files.checkpoint import read_checkpoint
-from opgrad.training.files.objective import Objective, find_objective
-from opgrad.training.files.rules import Rule, read_rule
+from opgrad.training.files.dataset import TensorSpec, located
 from opgrad.training.files.tensor_values import Held, inputs_of_all, read_apart, shared
+
+CLIP = "InplaceClipGradNorm"
+
+
+@dataclass(frozen=True)
+class SGDRule:
+    """Gradient descent: `p -= learning_rate * g` (SGDOptimizerV2).
+
+    max_norm: the largest norm that all gradients together may have, larger ones are scaled down to it; None: any.
+    """
+
+    max_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class AdamWRule:
+    """The attributes of AdamWOptimizer, with the operator's defaults.
+
+    alpha, beta: the decay rates of the first and second moment.
+    epsilon: what keeps the denominator from 0.
+    weight_decay: the decay of the parameters, times the learning rate.
+    adam_mode: 0 is PyTorch's order of operations, 1 that of Hugging Face; see `AdamW`.
+    correct_bias: whether the moments' start at 0 is made up for.
+    max_norm: the largest norm that all gradients together may have, larger ones are scaled down to it; None: any.
+    """
+
+    alpha: float = 0.9
+    beta: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 1e-2
+    adam_mode: int = 0
+    correct_bias: int = 1
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.adam_mode not in (0, 1):
+            raise ValueError(f"AdamWOptimizer: adam_mode is {self.adam_mode}, expected 0 or 1")
+        if self.adam_mode == 0 and not self.correct_bias:
+            raise ValueError("AdamWOptimizer: correct_bias is 0, expected 1 with adam_mode 0")
+
+
+Rule = SGDRule | AdamWRule
+ADAMW = tuple(field.name for field in fields(AdamWRule) if field.name != "max_norm")
+
+
+def read_rule(model: onnx.ModelProto) -> Rule:
+    """The rule that an optimizer model applies.
+
+    model: one node, AdamWOptimizer or SGDOptimizerV2, as in optimizer_model.onnx, and before it InplaceClipGradNorm
+        if the gradients shall be clipped.
+    Raises NotImplementedError if it has another node, ValueError if an attribute has no meaning.
+    """
+    nodes = list(model.graph.node)
+    found = ", ".join(node.op_type for node in nodes) or "none"
+    clip: dict[str, Any] = {}
+    if nodes and nodes[0].op_type == CLIP:
+        clip = {"max_norm": 1.0, **_attributes(nodes.pop(0), ("max_norm",))}
+    kinds = [node.op_type for node in nodes]
+    if kinds == ["SGDOptimizerV2"]:
+        return SGDRule(**clip)
+    if kinds == ["AdamWOptimizer"]:
+        return AdamWRule(**_attributes(nodes[0], ADAMW), **clip)
+    raise NotImplementedError(
+        f"optimizer model: it has the nodes {found}, expected one AdamWOptimizer or SGDOptimizerV2, "
+        f"or one {CLIP} and one of these"
+    )
+
+
+def _attributes(node: onnx.NodeProto, known: Collection[str]) -> dict[str, Any]:
+    """The attributes of a node, which must be numbers of these names."""
+    found = {item.name: get_attribute_value(item) for item in node.attribute}
+    for name, value in found.items():
+        if name not in known or not isinstance(value, int | float):
+            what = f"{value!r}" if name in known else f"in the node {node.op_type}"
+            expected = "a number" if name in known else f"none but {', '.join(known)}"
+            raise ValueError(f"optimizer model: the attribute {name!r} is {what}, expected {expected}")
+    return found
+
+
+ACCUMULATOR = "InPlaceAccumulatorV2"
+BUFFER_SUFFIX = "_grad.accumulation.buffer"  # behind a parameter's name: the input that its gradient is added to
+RESULT_SUFFIX = "_grad.accumulation.out"  # behind a parameter's name: the accumulator's output, always true
+RESET = "lazy_reset_grad"  # the input that says whether gradients overwrite their buffers
+DIRECT_SUFFIX = "_grad.direct"  # behind a parameter's name: a copy of its gradient
+
+
+def accumulating(model: onnx.ModelProto, gradients: Mapping[str, str]) -> onnx.ModelProto:
+    """A copy of a training model that adds its gradients to buffers, which are inputs, as files have it.
+
+    gradients: by parameter the name of its gradient, an output behind those of the forward part.
+    """
+    copy = copied(model)
+    graph, first = copy.graph, len(model.graph.output) - len(gradients)
+    declared = {each.name: copied(each) for each in graph.output}
+    keep(graph.output, [each for each in graph.output if each.name not in gradients.values()])
+    for index, (name, gradient) in enumerate(gradients.items(), first):
+        buffer, result = name + BUFFER_SUFFIX, name + RESULT_SUFFIX
+        graph.input.add(name=buffer, type=declared[gradient].type)
+        graph.value_info.append(declared[gradient])
+        graph.output.append(helper.make_tensor_value_info(result, TensorProto.BOOL, [1]))
+        inputs, node = [buffer, gradient, RESET], f"GradientAccumulator{index}"
+        graph.node.append(helper.make_node(ACCUMULATOR, inputs, [result], node, domain=MICROSOFT))
+    graph.input.append(helper.make_tensor_value_info(RESET, TensorProto.BOOL, [1]))
+    return copy
+
+
+def without_accumulators(model: onnx.ModelProto, what: str) -> dict[str, str]:
+    """Let a training model of a file have its gradients as outputs, in place; returns their names by parameter.
+
+    what: the file, for messages. Raises ValueError where accumulators are used in another way than by generators of
+    artifacts.
+    """
+    graph = model.graph
+    used = Counter([*(name for node in graph.node for name in node.input), *(each.name for each in graph.output)])
+    accumulators = [node for node in graph.node if node.op_type == ACCUMULATOR]
+    for node in accumulators:
+        results = [used[name] for name in node.output]
+        plain = len(node.input) == 3 and node.input[0].endswith(BUFFER_SUFFIX) and node.input[2] == RESET
+        if not plain or not results or results[0] > 1 or any(results[1:]) or used[node.input[0]] > 1:
+            raise ValueError(
+                f"{what} does not accumulate gradients as graphs of the artifact generator do: make the set anew with "
+                "`opgrad artifacts`"
+            )
+    flags = {node.output[0] for node in accumulators}
+    gone = {*(node.input[0] for node in accumulators), RESET}
+    gradients = {node.input[0].removesuffix(BUFFER_SUFFIX): node.input[1] for node in accumulators}
+    keep(graph.node, [node for node in graph.node if node.op_type != ACCUMULATOR])
+    keep(graph.input, [each for each in graph.input if each.name not in gone])
+    keep(graph.output, [each for each in graph.output if each.name not in flags])
+    return with_gradients(graph, gradients, {each.name: copied(each) for each in graph.value_info})
+
+
+def with_gradients(
+    graph: onnx.GraphProto, gradients: Mapping[str, str], declared: Mapping[str, onnx.ValueInfoProto]
+) -> dict[str, str]:
+    """Append gradients to the outputs of a graph; returns their names by parameter.
+
+    A gradient that is an output already, or that no node computes, is copied. declared: types of values.
+    """
+    taken, names = {each.name for each in graph.output}, {}
+    produced = {name for node in graph.node for name in node.output}
+    for parameter, gradient in gradients.items():
+        name = gradient
+        if gradient in taken or gradient not in produced:
+            name = parameter + DIRECT_SUFFIX
+            graph.node.append(helper.make_node("Identity", [gradient], [name]))
+        taken.add(name)
+        names[parameter] = name
+        graph.output.append(declared.get(name) or onnx.ValueInfoProto(name=name))
+    keep(graph.value_info, [each for each in graph.value_info if each.name not in taken])
+    return names
+
+
+OUTPUTS = "opgrad.outputs"  # the entry of an eval model's metadata with the outputs that the model had, as JSON
+LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLoss")
+# Operators that change the shape of their first input, and with them those that remove or add elements.
+RESHAPING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast")
+MOVING = (*RESHAPING, "Slice", "Pad")
+OF_A_LOSS = re.compile(r"onnx::.+::\d+")  # the names of tensors in losses that are appended to a model
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The tensors that the loss of an eval graph compares.
+
+    scores: the tensor that it compares with a label; None if there is none.
+    label: the input of the graph that holds the labels; None if no input holds labels alone.
+    classes: the tensor of the labels as the loss takes it, if these are classes along axis 1 of the scores.
+    ignored: a class that is ignored; None if there is none.
+    every: whether the loss uses all elements of the label.
+    outputs: the tensors that become the outputs of exported models.
+    """
+
+    scores: str | None
+    label: str | None
+    classes: str | None
+    ignored: int | None
+    every: bool
+    outputs: tuple[str, ...]
+
+
+def model_outputs(model: onnx.ModelProto) -> list[str]:
+    """The outputs that the model of an eval graph had before the loss was appended; empty if they were not noted."""
+    noted = next((each.value for each in model.metadata_props if each.key == OUTPUTS), "[]")
+    with suppress(ValueError, RecursionError):
+        names = json.loads(noted)
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return []
+
+
+def note_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Note the names of a model's outputs in its metadata, for `model_outputs`."""
+    model.metadata_props.add(key=OUTPUTS, value=json.dumps(list(names)))
+
+
+def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> Objective:
+    """What an eval graph compares. loss: its output. inputs: those that a batch holds, a label being the last."""
+    part = _LossPart(model, loss)
+    node = next((each for each in part.nodes if each.op_type in LOSSES and len(each.input) > 1), None)
+    if node is None:
+        return _without_classes(part, inputs)
+    scores, labels = node.input[0], node.input[1]
+    origin = part.origins(labels, MOVING)[-1]
+    label = origin if origin in inputs and origin not in part.before(scores) else None
+    return Objective(
+        scores=scores,
+        label=label,
+        classes=labels,
+        ignored=_ignored(model.graph, node),
+        every=label is not None and part.origins(labels, RESHAPING)[-1] == label,
+        outputs=part.exported(scores, label, inside=labels not in inputs),
+    )
+
+
+def _without_classes(part: "_LossPart", inputs: Sequence[str]) -> Objective:
+    """The objective of a graph without a cross-entropy node."""
+    label = inputs[-1] if len(inputs) > 1 else None
+    scores = find_scores(part.graph, inputs, label) if label is not None else None
+    if scores is None or label is None:
+        return Objective(None, label, None, None, False, part.own(label) or (part.loss,))
+    axes = [len(part.graph.sizes(name) or ()) for name in (scores, label)]
+    classes = part.graph.element_type(label) not in (None, *FLOATS) and axes[0] == axes[1] + 1
+    outputs = part.exported(scores, label, inside=False)
+    return Objective(scores, label, label if classes else None, None, True, outputs)
+
+
+class _LossPart:
+    """The part of an eval graph that leads to the loss.
+
+    nodes: those on which the loss depends, in their order.
+    """
+
+    def __init__(self, model: onnx.ModelProto, loss: str):
+        self.graph, self.loss = Graph(model), loss
+        self._producers, self.before = self.graph.producers, self.graph.before
+        self.nodes = needed(model.graph.node, [loss])
+
+    def origins(self, name: str, operators: Collection[str]) -> list[str]:
+        """A tensor, and its predecessors through a chain of these operators, the nearest first."""
+        found: dict[str, None] = {}
+        while name not in found:  # ends in a damaged graph with a circle, too
+            found[name] = None
+            node = self._producers.get(name)
+            if node is not None and node.input and node.op_type in operators and not domain_of(node):
+                name = node.input[0]
+        return list(found)
+
+    def own(self, label: str | None) -> tuple[str, ...]:
+        """The outputs that the model had, without the loss and without those that depend on the label."""
+        names = [name for name in model_outputs(self.graph.model) if name in self._producers and name != self.loss]
+        return tuple(name for name in names if label not in self.before(name))
+
+    def _follow(self, scores: str, own: Collection[str], label: str | None) -> bool:
+        """Whether scores can be computed from outputs that the model had, with the label and no other input."""
+        read = read_by(needed(list(self.graph.nodes()), [scores], set(own)))
+        return read.intersection(each.name for each in self.graph.graph.input) <= {label}
+
+    def exported(self, scores: str, label: str | None, inside: bool) -> tuple[str, ...]:
+        """The outputs of an exported model: one that holds the scores, or else those that the model had.
+
+        inside: whether the loss is part of the original model, which then reshaped the scores for the loss.
+        """
+        own = self.own(label)
+        known = {*own, *self.graph.outputs}
+        given = self._given(scores)
+        origins = [name for name in self.origins(given, MOVING) if name in self._producers]
+        if found := [name for name in origins if name in known]:
+            return (found[0],)
+        if own and not self._follow(given, own, label):
+            return (given,)  # such as what a softmax at the end takes
+        return own or (origins[-1] if inside and origins and given == scores else given,)
+
+    def _given(self, name: str) -> str:
+        """The tensor that was passed to an appended loss, found from a tensor inside the loss by the names there."""
+        seen = {""}
+        while name not in seen and OF_A_LOSS.fullmatch(name) and name in self._producers:
+            seen.add(name)
+            name = next(iter(self._producers[name].input), "")
+        return name
+
+
+def find_scores(forward: Graph, inputs: Sequence[str], label: str) -> str | None:
+    """The last float tensor that every path from the data to the loss passes before it meets the label.
+
+    inputs: those that hold data, or the label. Returns None if there is no such tensor.
+    """
+    graph = forward.graph
+    position: dict[str, int] = {output: index for index, node in enumerate(graph.node) for output in node.output}
+    data = set(inputs) - {label}
+    behind_data, behind_label = _behind(graph, data), _behind(graph, {label})
+    floats = {name for name in position if forward.element_type(name) in (None, *FLOATS)}
+    computed = (floats & behind_data) - behind_label
+    loss_nodes = [node for node in graph.node if behind_label.intersection(node.input)]
+    ahead = computed.intersection(name for node in loss_nodes for name in node.input)
+    while len(ahead) > 1:
+        last = max(ahead, key=lambda name: position[name])
+        ahead.remove(last)
+        read = graph.node[position[last]].input
+        if data.intersection(read):  # nodes that do not depend on data are skipped
+            return None
+        ahead |= computed.intersection(read)
+    return next(iter(ahead), None)
+
+
+def _behind(graph: onnx.GraphProto, names: Collection[str]) -> set[str]:
+    """The tensors that depend on given ones, including these."""
+    found = set(names)
+    for node in graph.node:
+        if found.intersection(captured(node)):
+            found.update(node.output)
+    return found
+
+
+def _ignored(graph: onnx.GraphProto, node: onnx.NodeProto) -> int | None:
+    """The label that a cross-entropy node ignores, from its attribute or its fourth input."""
+    if isinstance(given := attributes_of(node).get("ignore_index"), int):
+        return given
+    name = node.input[3] if len(node.input) > 3 else ""
+    value = next((numpy_helper.to_array(each) for each in graph.initializer if name and each.name == name), None)
+    return int(value.item()) if value is not None and value.size == 1 else None
+
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 

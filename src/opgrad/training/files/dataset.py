@@ -1,16 +1,281 @@
-"""Data for training: named arrays, one row per example, that fit the inputs of a graph."""
+"""Data for training: named arrays, one row per example, that fit the inputs of a graph.
+
+Arrays of numbers are read from untrusted .npz, .npy and .csv files. Nothing in a file is executed, and memory is
+allocated only after the file was found to be as long as its header claims. Every fault raises an exception of one
+sentence with the file's name: TypeError for dtypes, otherwise ValueError.
+"""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import IO, Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.lib import format as npy
 
-from opgrad.training.files import data as files
-from opgrad.training.files.batches import TensorSpec
+from opgrad.base.reading import open_regular
+
+WHO = "ArtifactSet"
+ROWS = "rows"  # the name for a variable batch size that has none in the graph
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A graph's input: its name, dtype and shape; a name in place of a size stands for any size.
+
+    axis: the axis of the examples; None: the input is the same for all examples, such as a recurrence's first state.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...]
+    axis: int | None = 0
+
+    @property
+    def rows(self) -> int | str:
+        """The size of the axis of the examples; 1 for an input that is the same for all examples."""
+        return 1 if self.axis is None else self.shape[self.axis]
+
+
+def located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int | None]:
+    """The inputs with their axes of examples, and the number of rows if they only take one number, else None.
+
+    The examples lie along the first axis, unless the sizes of the inputs contradict that, or a name of theirs does.
+    A single number, and an input of one row beside data and labels of more, are the same for all examples.
+    Raises ValueError without inputs, NotImplementedError where no axis can be that of the examples.
+    """
+    shared = _same_for_all(inputs)
+    each, rows = _located([spec for spec in inputs if spec not in shared])
+    places = {spec.name: spec for spec in (*each, *(replace(spec, axis=None) for spec in shared))}
+    return tuple(places[spec.name] for spec in inputs), rows
+
+
+def _same_for_all(inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The inputs that are the same for all examples."""
+    rows = [spec for spec in inputs if spec.shape and spec.shape[0] != 1]
+    firsts = {spec.shape[0] for spec in rows}
+    return [
+        spec
+        for spec in inputs
+        if not spec.shape
+        or (
+            spec.shape[0] == 1
+            and len(rows) > 1
+            and not any(size in firsts or _is_batch(size) for size in spec.shape[1:])
+        )
+    ]
+
+
+def _located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int | None]:
+    """`located` for inputs that all have rows of their own for each example."""
+    if not inputs:
+        raise ValueError(f"{WHO}: the training graph has no inputs beside the parameters, expected data")
+    common = _common(inputs)
+    placed = tuple(replace(spec, axis=spec.shape.index(common) if common in spec.shape else 0) for spec in inputs)
+    fixed = sorted({spec.rows for spec in placed if isinstance(spec.rows, int)})
+    if not _multiples(fixed) or (len(fixed) > 1 and any(spec.axis for spec in placed)):
+        raise NotImplementedError(f"{WHO}: the inputs have {fixed} rows, expected one number of them")
+    return tuple(_varying(spec, fixed[0]) if fixed else spec for spec in placed), fixed[0] if fixed else None
+
+
+def _multiples(numbers: Sequence[int]) -> bool:
+    """Whether all numbers are multiples of the first, as the number of tokens' labels is one of that of examples."""
+    return len(numbers) < 2 or (numbers[0] > 0 and all(each % numbers[0] == 0 for each in numbers))
+
+
+def _varying(spec: TensorSpec, least: int) -> TensorSpec:
+    """The same input, but for any number of rows."""
+    times = spec.rows // least if isinstance(spec.rows, int) and spec.rows > least else 1
+    size, axis = ROWS if times == 1 else f"{times}*{ROWS}", spec.axis or 0
+    return replace(spec, shape=(*spec.shape[:axis], size, *spec.shape[axis + 1 :]))
+
+
+def _common(inputs: Sequence[TensorSpec]) -> int | str | None:
+    """The size of the axis of the examples, where that is not the first of every input."""
+    shared = [size for size, count in _counted(inputs).items() if count > 1 or _is_batch(size)]
+    if not _contradicts(inputs, shared) and not _named(inputs, shared):
+        return None
+    everywhere = [size for size in shared if all(size in spec.shape or _alone(spec, shared) for spec in inputs)]
+    names = [size for size in everywhere if isinstance(size, str)]
+    return next(iter([*filter(_is_batch, names), *names, *everywhere]), None)
+
+
+def _counted(inputs: Iterable[TensorSpec]) -> Mapping[int | str, int]:
+    """For each size the number of inputs in which it stands exactly once; a size of 1 says nothing and is left out."""
+    return Counter(size for spec in inputs for size in set(spec.shape) if spec.shape.count(size) == 1 and size != 1)
+
+
+def _contradicts(inputs: Sequence[TensorSpec], shared: Sequence[int | str]) -> bool:
+    """Whether the first axes cannot all be those of the examples."""
+    firsts = {spec.shape[0] for spec in inputs}
+    elsewhere = any(size in spec.shape[1:] for size in firsts for spec in inputs if size in shared)
+    return len(firsts) > 1 and (elsewhere or not _multiples(sorted(each for each in firsts if isinstance(each, int))))
+
+
+def _named(inputs: Sequence[TensorSpec], shared: Sequence[int | str]) -> bool:
+    """Whether some axis has a name such as "batch", but no first axis has one."""
+    return any(map(_is_batch, shared)) and not any(_is_batch(spec.shape[0]) for spec in inputs)
+
+
+def _is_batch(size: int | str) -> bool:
+    return isinstance(size, str) and ("batch" in size.lower() or size in ("N", "B"))
+
+
+def _alone(spec: TensorSpec, shared: Sequence[int | str]) -> bool:
+    """Whether no other input has the sizes of this one; labels for the tokens of all examples are an example."""
+    return len(spec.shape) == 1 and spec.shape[0] not in shared
+
+
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+MOST_EXPANDED = 1100  # the most bytes from one compressed byte; deflate makes at most 1,032
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+DELIMITERS = ";\t,"  # tried in this order, because a comma may be part of a name or a decimal comma
+
+
+def array_names(path: Path) -> list[str]:
+    """The names of the arrays in an .npz file."""
+    with _archive(path) as archive:
+        return list(_members(archive, path))
+
+
+def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Some of the arrays in an .npz file."""
+    with _archive(path) as archive:
+        members = _members(archive, path)
+        return {name: _read_member(archive, members[name], f"{path}: {name}") for name in names}
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """The array in an .npy file."""
+    with open_regular(path) as file:
+        return _read_array(file, os.fstat(file.fileno()).st_size, str(path))
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    with open_regular(path) as file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except Exception as error:  # zipfile raises many kinds of exceptions for a damaged directory
+            raise ValueError(f"{path}: no .npz file, or damaged: {_reason(error)}") from None
+        with archive:
+            yield archive
+
+
+def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
+    found = dict[str, zipfile.ZipInfo]()
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name in found:
+            raise ValueError(f"{path} has two arrays with the name {name!r}")
+        if not info.filename.endswith("/"):
+            found[name] = info
+    return found
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np.ndarray:
+    if info.file_size > MOST_EXPANDED * max(info.compress_size, 1):
+        raise ValueError(f"{what} claims {info.file_size} bytes in {info.compress_size}, more than can be packed there")
+    try:
+        file = archive.open(info)
+    except Exception as error:  # encrypted, packed in an unknown way, or damaged
+        raise ValueError(f"{what} cannot be unpacked: {_reason(error)}") from None
+    with file:
+        return _read_array(file, info.file_size, what)
+
+
+def _read_array(file: IO[bytes], size: int, what: str) -> np.ndarray:
+    """The array in an open file of so many bytes."""
+    try:
+        shape, _, dtype = HEADERS[npy.read_magic(file)](file)
+    except Exception:  # NumPy parses the header as a Python literal, which fails in many ways if it is damaged
+        raise ValueError(f"{what} is no array in NumPy's format, or damaged") from None
+    if dtype.kind not in "fiub":
+        raise TypeError(f"{what} has dtype {dtype}, expected numbers")
+    claimed, left = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if min(shape, default=0) < 0 or claimed > left:
+        raise ValueError(f"{what} is damaged, it claims shape {shape} of {dtype}, and {left} bytes follow")
+    file.seek(0)
+    try:
+        array: np.ndarray = npy.read_array(file, allow_pickle=False)
+    except Exception as error:
+        raise ValueError(f"{what} is damaged: {_reason(error)}") from None
+    return array
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# --- tables as text --------------------------------------------------------------------------------------------------
+
+
+def read_csv(path: Path) -> np.ndarray:
+    """The numbers in a .csv file, in rows.
+
+    It is in UTF-8, or in UTF-16 with a byte-order mark; values are separated by commas, semicolons or tabs. The first
+    line may hold names. Empty lines and those that begin with # are skipped.
+    """
+    encoding = _encoding(path)
+    try:
+        skipped, delimiter = _start(path, encoding)
+        return np.loadtxt(
+            path, delimiter=delimiter, ndmin=2, skiprows=skipped, encoding=encoding, comments="#", quotechar='"'
+        )
+    except UnicodeError:
+        raise ValueError(f"{path}: it is no text in UTF-8, nor in UTF-16 with a byte-order mark") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: no table of numbers: {_reason(error)}") from None
+
+
+def line_of(path: Path, row: int) -> int:
+    """The number of the line, from 1, that holds a row of the result of `read_csv`."""
+    encoding = _encoding(path)
+    skipped, _ = _start(path, encoding)
+    with path.open(encoding=encoding) as file:
+        lines = (number for number, line in enumerate(file, 1) if number > skipped and line.partition("#")[0].strip())
+        return next(islice(lines, row, None))
+
+
+def _encoding(path: Path) -> str:
+    with open_regular(path) as file:
+        return "utf-16" if file.read(2) in UTF_16 else "utf-8-sig"
+
+
+def _start(path: Path, encoding: str) -> tuple[int, str]:
+    """The number of lines before the numbers, and the delimiter of the numbers."""
+    with path.open(encoding=encoding) as file:
+        lines = ((number, line) for number, line in enumerate(file) if line.strip() and line.lstrip()[0] != "#")
+        for place, (number, line) in enumerate(lines):
+            if "\0" in line:
+                raise UnicodeError
+            cells = [cell.strip().strip('"') for cell in line.split(_delimiter(line))]
+            names = [cell for cell in cells if not _is_number(cell)]
+            if not names:
+                return number, _delimiter(line)
+            if place or len(names) < len(cells):
+                raise ValueError(f"line {number + 1} has {names[0]!r}, expected numbers, or names alone in the first")
+    raise ValueError("it has no rows")
+
+
+def _delimiter(line: str) -> str:
+    return next((mark for mark in DELIMITERS if mark in line), ",")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
 
 # The memory of an input, by its place among all and its shape; and what writes the examples of these numbers there.
 Buffer: TypeAlias = Callable[[int, tuple[int, ...]], np.ndarray]
@@ -166,7 +431,7 @@ def load_named(name: str, inputs: Sequence[TensorSpec], divide: Mapping[str, flo
     """
     if name != "digits":
         raise ValueError(f"load_named: the dataset is {name!r}, expected 'digits'")
-    held = files.read_npz(DIGITS, ("pixels", "digits"))
+    held = read_npz(DIGITS, ("pixels", "digits"))
     return _dataset(_pair(held["pixels"], held["digits"], inputs, name), inputs, divide or {}, name)
 
 
@@ -187,7 +452,7 @@ def load_file(
     if path.suffix == ".npz":
         arrays = _read_npz(path, inputs)
     elif path.suffix in (".npy", ".csv"):
-        table = files.read_npy(path) if path.suffix == ".npy" else files.read_csv(path)
+        table = read_npy(path) if path.suffix == ".npy" else read_csv(path)
         if table.ndim != 2 or table.shape[1] < 2:
             raise ValueError(f"{path}: it has shape {table.shape}, expected rows of values and a label")
         arrays = _pair(table[:, :-1], table[:, -1], inputs, str(path))
@@ -212,21 +477,21 @@ def load_inputs(
         )
         whole = load(str(source), both, divide)
         return Dataset({spec.name: whole.arrays[spec.name] for spec in inputs}, whole.axes)
-    if len(inputs) == 1 and {"x"} == {"x", inputs[0].name}.intersection(files.array_names(path)):
-        return _dataset({inputs[0].name: files.read_npz(path, ("x",))["x"]}, inputs, divide or {}, str(path))
+    if len(inputs) == 1 and {"x"} == {"x", inputs[0].name}.intersection(array_names(path)):
+        return _dataset({inputs[0].name: read_npz(path, ("x",))["x"]}, inputs, divide or {}, str(path))
     return _dataset(_read_npz(path, inputs), inputs, divide or {}, str(path))
 
 
 def _read_npz(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
-    held = files.array_names(path)
+    held = array_names(path)
     if len(inputs) == 2 and {"x", "y"}.issubset(held):
-        arrays = files.read_npz(path, ("x", "y"))
+        arrays = read_npz(path, ("x", "y"))
         return {inputs[0].name: arrays["x"], inputs[1].name: arrays["y"]}
     missing = [spec.name for spec in inputs if spec.name not in held]
     if missing:
         found = ", ".join(held) or "no arrays"
         raise ValueError(f"{path}: it holds {found}, expected an array for the input {missing[0]!r}")
-    return files.read_npz(path, [spec.name for spec in inputs])
+    return read_npz(path, [spec.name for spec in inputs])
 
 
 def _pair(x: np.ndarray, y: np.ndarray, inputs: Sequence[TensorSpec], origin: str) -> dict[str, np.ndarray]:
@@ -300,7 +565,7 @@ def row_of(origin: str | PathLike[str], row: int) -> str:
     origin: the file, or the name of a dataset.
     """
     path = Path(origin)
-    return f"line {files.line_of(path, row)}" if path.suffix == ".csv" else f"row {row}"
+    return f"line {line_of(path, row)}" if path.suffix == ".csv" else f"row {row}"
 
 
 def fits(shape: Sequence[int], expected: Sequence[int | str]) -> bool:

@@ -17,13 +17,20 @@ from opgrad.base.writing import check_destinations, new_file, staged
 from opgrad.onnx.graph import conversion
 from opgrad.onnx.graph.loading import check_and_repair
 from opgrad.onnx.graph.messages import opset_of
-from opgrad.training.files import checkpoint_files
-from opgrad.training.files.artifact_set import ArtifactSet
+from opgrad.training.files import checkpoint
+from opgrad.training.files.artifact_set import ArtifactSet, note_outputs, read_rule
 from opgrad.training.files.checkpoint import Checkpoint, write_checkpoint
-from opgrad.training.files.model_files import LARGEST_MODEL, VALUES, ValuesFile, write_model
-from opgrad.training.files.objective import note_outputs
-from opgrad.training.files.rules import read_rule
-from opgrad.training.files.tensor_values import Held, is_placeholder, nbytes_of, read_apart, without_huge
+from opgrad.training.files.tensor_values import (
+    LARGEST_MODEL,
+    VALUES,
+    Held,
+    ValuesFile,
+    is_placeholder,
+    nbytes_of,
+    read_apart,
+    without_huge,
+    write_model,
+)
 from opgrad.training.make import forms
 from opgrad.training.make.blocks.accessor import ModelAccessor, building, empty_model
 from opgrad.training.make.blocks.block import Block, ForwardBlock, names_of
@@ -219,7 +226,7 @@ class Files:
 
     def _beside(self, names: Collection[str]) -> list[str]:
         """The further files of an older set with these names, which are removed because only that set needs them."""
-        values = checkpoint_files.beside(self.folder, f"{self.prefix}checkpoint")
+        values = checkpoint.beside(self.folder, f"{self.prefix}checkpoint")
         return [f"{self.prefix}{VALUES}", *(f"{name}.data" for name in names), *values]
 
     def _order(self, file: Path) -> tuple[int, str]:

@@ -18,10 +18,16 @@ from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph, constant_tensor, overridable
 from opgrad.onnx.graph.messages import FLOATS, HALVES, copied, domain_of, keep
 from opgrad.onnx.rules.frozen_weights import BYTES_SUFFIX
-from opgrad.training.files.accumulators import BUFFER_SUFFIX, RESET, RESULT_SUFFIX, accumulating, with_gradients
-from opgrad.training.files.artifact_set import ArtifactSet
-from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.rules import Rule
+from opgrad.training.files.artifact_set import (
+    BUFFER_SUFFIX,
+    RESET,
+    RESULT_SUFFIX,
+    ArtifactSet,
+    Rule,
+    accumulating,
+    with_gradients,
+)
+from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import Held, array_of, attached, detach, is_placeholder, placeholder, tensor_of
 from opgrad.training.make import forms
 from opgrad.training.make.checks import listed, near

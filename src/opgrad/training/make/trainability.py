@@ -9,9 +9,8 @@ from opgrad.onnx.gradients.differentiation import outlook
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, domain_of, opset_of, size_of
 from opgrad.onnx.passes.attention import Recognition
-from opgrad.training.files.accumulators import RESET
+from opgrad.training.files.artifact_set import RESET, RESHAPING
 from opgrad.training.files.dataset import show
-from opgrad.training.files.objective import RESHAPING
 from opgrad.training.files.tensor_values import Held
 from opgrad.training.make import forms
 from opgrad.training.make.checks import check_built, refused_inputs, refused_types

@@ -7,8 +7,7 @@ import numpy as np
 import onnx
 
 from opgrad.training.files.artifact_set import tensor_spec
-from opgrad.training.files.batches import located
-from opgrad.training.files.dataset import batches, load_inputs
+from opgrad.training.files.dataset import batches, load_inputs, located
 from opgrad.training.run.recipe import Recipe
 
 MOST_ROWS, BATCH_ROWS = 512, 64

@@ -11,7 +11,7 @@ import onnx
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.writing import alone
 from opgrad.training.engine.trainer import Trainer
-from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.dataset import TensorSpec
 from opgrad.tune import outputs
 from opgrad.tune.examples import RowData, TokenData, TokenExamples, Told
 from opgrad.tune.language.model import LABELS, WEIGHTS, LanguageModel, read

@@ -19,7 +19,7 @@ from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import names_in
-from opgrad.training.files.batches import TensorSpec
+from opgrad.training.files.dataset import TensorSpec
 from opgrad.tune.examples import RowData
 from opgrad.tune.language.model import LOSS, LanguageModel, read
 from opgrad.tune.lines import text_of

@@ -20,8 +20,7 @@ from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
 from opgrad.training.engine.training_graph import open_session
 from opgrad.training.files.artifact_set import ArtifactSet
-from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.dataset import Dataset, Examples, batches
+from opgrad.training.files.dataset import Dataset, Examples, TensorSpec, batches
 from opgrad.tune.examples import RowData, padded
 from opgrad.tune.language.model import LOSS, LanguageModel, read
 from opgrad.tune.lines import text_of

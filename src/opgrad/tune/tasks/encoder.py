@@ -15,8 +15,7 @@ from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import keep
 from opgrad.onnx.graph.nodes import needed
-from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.dataset import Dataset
+from opgrad.training.files.dataset import Dataset, TensorSpec
 from opgrad.tune import outputs
 from opgrad.tune.examples import REASONS, RowData, Told, padded
 from opgrad.tune.language.model import ENCODED, LanguageModel

@@ -12,8 +12,7 @@ from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import opset_of
 from opgrad.onnx.graph.nodes import names_in
-from opgrad.training.files.batches import TensorSpec
-from opgrad.training.files.dataset import Dataset
+from opgrad.training.files.dataset import Dataset, TensorSpec
 from opgrad.tune.examples import RowData, TokenExample, TokenExamples, padded
 from opgrad.tune.language.model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel
 from opgrad.tune.lines import Lines
