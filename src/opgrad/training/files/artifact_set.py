@@ -1,7 +1,7 @@
 """The four files that onnxruntime-training makes of a model, read together and checked against each other.
 
 In them gradients are added to buffers; elsewhere they are outputs. The optimizer model says by which rule a step
-changes the parameters. In the eval graph are found the tensors that the loss compares, and the exported model's outputs.
+changes the parameters. In the eval graph are found the tensors that the loss compares, and the model's outputs.
 """
 
 import json
