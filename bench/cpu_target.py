@@ -27,7 +27,7 @@ from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.map import elementwise
 from opgrad.cpu.programs.elements import program
-from opgrad.cpu.runtime.plan import run_on, words
+from opgrad.cpu.runtime.plan import plan_words, run_on
 from opgrad.cpu.runtime.threads import threads_for
 
 MOST_COPIED = 1 << 28  # bytes moved: beyond the cache, more of them are not slower
@@ -57,7 +57,7 @@ class Copy:
         problem = Problem(1, n, 1, operands, attributes={}, specs={}, orders={}, bytes=self.bytes)
         copying = program(problem, COPY, "y", "x")
         self._parts = max(step.parts for step in copying.steps)
-        self._plan = np.array(words(copying), np.int64)
+        self._plan = np.array(plan_words(copying), np.int64)
         self._operands = np.array([self.source.ctypes.data, self.target.ctypes.data])
         self._addresses = self._plan.ctypes.data, self._operands.ctypes.data
 

@@ -31,8 +31,7 @@ from bench.cpu_target import Target
 from bench.measure import NEW, WAYS, Call, Name, NoSuchWay, finite, only, raced, take_turns
 from bench.peers import EXPRESSIONS, TORCH, compiled_for, reason, tried, with_grad
 from bench.torch_operators import Torch
-from opgrad.call.libraries.torch_copies import download
-from opgrad.call.libraries.torch_tensors import TORCH_DTYPES, spec
+from opgrad.call.libraries.torch_tensors import TORCH_DTYPES, download, spec
 from opgrad.cli import machine
 from opgrad.cli.examples.arguments import ArraySource
 from opgrad.contract import Array, Shape

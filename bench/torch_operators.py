@@ -41,7 +41,7 @@ class Torch:
             return value.detach()  # a tensor of its own, of which a peer may ask for a gradient
         if not isinstance(value, np.ndarray):
             return value
-        from opgrad.call.libraries.torch_copies import shared
+        from opgrad.call.libraries.torch_tensors import shared
 
         return shared(value)
 

@@ -105,8 +105,8 @@ def cuda(monkeypatch):
     device = {"name": "A device", "capability": "9.0", "driver": "1.2"}
     monkeypatch.setattr(machine, "cuda_problem", lambda: "")
     monkeypatch.setattr(machine, "cuda_device", lambda: device)
-    upload = importlib.import_module("opgrad.call.libraries.torch_copies").upload
-    monkeypatch.setattr("opgrad.call.libraries.torch_copies.upload", lambda array, device: upload(array, "cpu"))
+    upload = importlib.import_module("opgrad.call.libraries.torch_tensors").upload
+    monkeypatch.setattr("opgrad.call.libraries.torch_tensors.upload", lambda array, device: upload(array, "cpu"))
 
 
 @pytest.mark.usefixtures("one_operator", "cuda")

@@ -32,7 +32,7 @@ pytest.importorskip("triton")
 
 from bench import cuda as target  # noqa: E402
 from bench.cuda import LENGTHS, SMALL, Cuda, TensorCase, workloads  # noqa: E402
-from opgrad.call.libraries.torch_copies import download, upload  # noqa: E402
+from opgrad.call.libraries.torch_tensors import download, upload  # noqa: E402
 
 H200, SMALL_CARD = 150_109_880_320, 16 << 30  # bytes of memory
 TINY = {

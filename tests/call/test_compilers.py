@@ -18,7 +18,7 @@ BEGIN = """
 import os, signal, sys, time
 from opgrad.cpu.compiler import processes
 from opgrad.cpu.runtime import plan
-from opgrad.cpu.runtime.threads import workers
+from opgrad.cpu.runtime import workers
 found = processes.compilers()
 """
 

@@ -12,10 +12,10 @@ from samples import bits
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.call import functions
+from opgrad.call import entries
 from opgrad.post_ops import PostOp
 
-pytestmark = pytest.mark.skipif(not functions.SUPPORTED, reason="this Python has no native calls")
+pytestmark = pytest.mark.skipif(not entries.SUPPORTED, reason="this Python has no native calls")
 X = np.linspace(-1, 1, 480).astype("float32").reshape(2, 4, 60)
 ROW, COLUMN, FULL = X[0, 0] + 2, X[:, :1, :1] + 2, X * X + 1
 HALF = np.float32(0.5)

@@ -18,10 +18,10 @@ from samples import bits, call, sample
 from subprocesses import run_python
 
 import opgrad
-from opgrad.call import calls, functions
+from opgrad.call import calls, entries
 from opgrad.cpu import plans
 
-pytestmark = pytest.mark.skipif(not functions.SUPPORTED, reason="this Python has no native calls")
+pytestmark = pytest.mark.skipif(not entries.SUPPORTED, reason="this Python has no native calls")
 X = np.linspace(-1, 1, 500).astype("float32").reshape(2, 250)
 
 

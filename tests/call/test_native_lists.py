@@ -10,9 +10,9 @@ from planned import softmax_plan
 from samples import bits
 
 import opgrad
-from opgrad.call import functions
+from opgrad.call import entries
 
-pytestmark = pytest.mark.skipif(not functions.SUPPORTED, reason="this Python has no native calls")
+pytestmark = pytest.mark.skipif(not entries.SUPPORTED, reason="this Python has no native calls")
 X = np.linspace(-1, 1, 500).astype("float32").reshape(2, 250)
 
 

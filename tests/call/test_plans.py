@@ -13,7 +13,7 @@ from subprocesses import run_python
 
 import opgrad
 from opgrad import post_ops
-from opgrad.call import functions
+from opgrad.call import entries
 from opgrad.cli.examples import signatures
 from opgrad.contract import Spec
 from opgrad.contract.signature import prepare
@@ -161,7 +161,7 @@ assert not seen, seen
 """
 
 
-@pytest.mark.skipif(not functions.SUPPORTED, reason="this Python has no native calls")
+@pytest.mark.skipif(not entries.SUPPORTED, reason="this Python has no native calls")
 def test_the_second_call_meets_no_python():
     run_python(SECOND)
 

@@ -9,7 +9,7 @@ from callers import call_at_once, is_native
 from subprocesses import run_python
 
 import opgrad
-from opgrad.call import arrays, functions
+from opgrad.call import arrays, entries
 from opgrad.cpu.runtime import pool
 
 X = np.linspace(-9, 9, 24_000).astype(np.float16).reshape(2, 12_000)
@@ -130,10 +130,10 @@ def test_memory_that_is_refused_for_many_operands(refused):
     for _ in range(4):
         for old, new in zip(w, opgrad.sgd_optimizer(lr, w, g), strict=True):
             np.testing.assert_array_equal(new, old - 1)
-    assert refused or not functions.SUPPORTED
+    assert refused or not entries.SUPPORTED
     pool._source().take = pool.malloc.address
     opgrad.sgd_optimizer(lr, w, g)
-    assert is_native(opgrad.sgd_optimizer, lr, w, g) or not functions.SUPPORTED
+    assert is_native(opgrad.sgd_optimizer, lr, w, g) or not entries.SUPPORTED
 
 
 def test_memory_that_is_refused_for_tensors(refused):

@@ -130,7 +130,7 @@ def test_threads_that_the_system_refuses():
 REFUSED_AT_FIRST = """
 import warnings
 import numpy as np, opgrad
-from opgrad.cpu.runtime.threads import workers
+from opgrad.cpu.runtime import workers
 workers.system().start_thread = lambda function, argument: "no"
 warnings.simplefilter("error")
 x = np.ones((64, 20000), "float32")
@@ -255,7 +255,7 @@ import numpy as np
 from pathlib import Path
 import opgrad
 from opgrad.cpu.runtime import threads
-from opgrad.cpu.runtime.threads import block, cpus
+from opgrad.cpu.runtime import workers
 x = np.random.default_rng(0).normal(size=(64, 20000)).astype("float32")
 def tasks(): return [int(path.name) for path in Path("/proc/self/task").iterdir()]
 def masks(): return {thread: os.sched_getaffinity(thread) for thread in tasks()}
@@ -279,7 +279,7 @@ OWN = """
 found = []
 for cpu in (first, second) * 5:
     call_from(cpu)
-    if word("cpu") != block.NO_CPU:  # as the worker leaves it, once
+    if word("cpu") != workers.NO_CPU:  # as the worker leaves it, once
         found.append(os.sched_getaffinity(worker) == everywhere - {word("cpu")})
 print(len(found) > 0 and all(found))
 """
@@ -299,7 +299,7 @@ from opgrad.cpu.compiler.structures import at
 from opgrad.cpu.runtime.workers import Block
 @native(2)
 def move_off(pool: int, thread: int) -> int:
-    cpus.move_off(at(Block, pool), thread)
+    workers.move_off(at(Block, pool), thread)
     return 0
 torch.set_num_threads(2)
 torch.relu(torch.ones(1 << 20))

@@ -7,7 +7,7 @@ from samples import accepted, bits, call, for_operators, is_float, sample
 
 import opgrad
 from opgrad import Dropout, post_ops
-from opgrad.call import runners
+from opgrad.call import arrays
 from opgrad.contract import FLOATS
 from opgrad.ops import graph_operators, operators
 
@@ -290,7 +290,7 @@ def checked_only(monkeypatch):
     def stop(prepared):
         raise Accepted
 
-    monkeypatch.setattr(runners, "plan_for", stop)
+    monkeypatch.setattr(arrays, "plan_for", stop)
 
 
 @pytest.mark.usefixtures("checked_only")

@@ -86,7 +86,7 @@ import sys
 sys.path.insert(0, {support!r})
 import numpy as np
 import opgrad
-from opgrad.call.public import public_function
+from opgrad.call.arrays import public_function
 from sample_losses import LOSSES, OPTIONS, WITH_GRADIENT, arguments, check, of
 
 rng = np.random.default_rng(0)

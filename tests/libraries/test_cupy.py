@@ -12,7 +12,7 @@ from samples import bits, call, sample
 
 import opgrad
 from opgrad import post_ops
-from opgrad.call import arrays, owners, runners
+from opgrad.call import arrays, owners
 from opgrad.contract import DTYPES
 from opgrad.cpu import plans
 
@@ -293,7 +293,7 @@ class OnHost:
             results = [Ndarray(make()) for make in self.runner.makers]
         inputs = [self.host(given.get(name)) for name in self.op.inputs]
         self.runner.computed(inputs, tuple(each.host for each in results))
-        return (self.op.finish or runners.one_or_tuple)(tuple(results))
+        return (self.op.finish or arrays.one_or_tuple)(tuple(results))
 
 
 @pytest.fixture

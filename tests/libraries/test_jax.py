@@ -13,7 +13,7 @@ from samples import bits, call, cast, sample
 
 import opgrad
 from opgrad import post_ops
-from opgrad.call.public import public_function
+from opgrad.call.arrays import public_function
 from opgrad.contract import FLOATS
 from opgrad.ops.reference.primitive import TYPES
 from opgrad.post_ops import PostOp

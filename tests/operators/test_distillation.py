@@ -31,7 +31,7 @@ def whole(given, biases, beta=0.5, temperature=1.0, reduction="mean", num_items=
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("rows", [1, 7, 100])
 def test_a_layer_in_chunks_is_the_whole_layer(options, rows, rng, monkeypatch):
-    monkeypatch.setattr("opgrad.call.sample_reduction.CHUNK", rows * 2 * C * 8)
+    monkeypatch.setattr("opgrad.call.losses.CHUNK", rows * 2 * C * 8)
     given, biases = layers(rng)
     labels = np.where(np.arange(N) % 5 == 2, -100, 1)
     found = opgrad.linear_jsd_and_grad(*given, labels, **biases, **options)

@@ -8,7 +8,7 @@ from sample_losses import LOSSES, OPTIONS, UPSTREAM, WITH_GRADIENT
 
 import opgrad
 from opgrad.call import losses as sample_loss
-from opgrad.call.public import public_function
+from opgrad.call.arrays import public_function
 from opgrad.contract import FLOATS
 
 STEP = 1e-6
@@ -118,7 +118,7 @@ def test_refuses():
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_linear_is_cross_entropy_of_logits(reduction, rng, monkeypatch):
-    monkeypatch.setattr("opgrad.call.sample_reduction.CHUNK", 400)  # a few rows at a time
+    monkeypatch.setattr("opgrad.call.losses.CHUNK", 400)  # a few rows at a time
     x, w, b = (rng.normal(size=shape).astype(np.float32) for shape in ((9, 4), (13, 4), (13,)))
     labels, weight = rng.integers(0, 13, 9), rng.uniform(0.5, 2, 13).astype(np.float32)
     labels[2] = -100

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 functional = torch.nn.functional
 
 import opgrad.torch  # noqa: E402
-from opgrad.call import runners  # noqa: E402
+from opgrad.call import arrays  # noqa: E402
 from opgrad.call.libraries import device  # noqa: E402
 from opgrad.call.libraries import torch_tensors as tensors  # noqa: E402
 from opgrad.call.owners import library_of  # noqa: E402
@@ -87,7 +87,7 @@ def test_layouts(op, layout, rng):
     results = results if isinstance(results, tuple) else (results,)
     assert_close(op, as_arrays | attributes, [array(result) for result in results])
     for name, result in zip(op.results, results, strict=True):
-        model = runners.model_of(op, name)
+        model = arrays.model_of(op, name)
         like = torch.empty(result.shape) if model is None else torch.empty_like(laid_out[model])
         assert result.stride() == like.stride(), name
 
@@ -133,7 +133,7 @@ def test_out_dtype(out_dtype):
 def test_a_warm_call_uses_the_kept_plan(monkeypatch):
     x = torch.randn(2, 501)
     opgrad.softmax(x)
-    monkeypatch.setattr(runners, "prepare", None)
+    monkeypatch.setattr(arrays, "prepare", None)
     opgrad.softmax(x)
     with pytest.raises(TypeError):
         opgrad.softmax(torch.randn(2, 502))
@@ -143,7 +143,7 @@ def test_a_warm_call_uses_the_kept_plan(monkeypatch):
 def test_nothing_is_copied(monkeypatch, dtype):
     """No argument on its way to the kernels, nor a result on its way back."""
     x, given = torch.randn(3, 4).to(getattr(torch, dtype)), []
-    monkeypatch.setattr(runners.HostRunner, "execute", lambda self, *given_: given.append(self.addresses(given_[0])))
+    monkeypatch.setattr(arrays.HostRunner, "execute", lambda self, *given_: given.append(self.addresses(given_[0])))
     y = opgrad.relu(x)
     assert given == [[x.data_ptr(), y.data_ptr()]]
 
@@ -557,7 +557,6 @@ def test_device_warm_calls(as_on_cuda, monkeypatch):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from opgrad.call import owners
-    from opgrad.call.libraries import torch_warm
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -565,7 +564,7 @@ def test_device_warm_calls(as_on_cuda, monkeypatch):
             return function(*args, **(kwargs or {}))
 
     monkeypatch.setattr(tensors, "_cuda", tensors._host)
-    monkeypatch.setattr(torch_warm, "is_here", lambda tensor: True)
+    monkeypatch.setattr(tensors, "is_here", lambda tensor: True)
     long_way, run = [], owners.run
     monkeypatch.setattr(owners, "run", lambda *given: long_way.append(given) or run(*given))
 

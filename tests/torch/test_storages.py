@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import opgrad  # noqa: E402
-from opgrad.call.libraries import torch_storages  # noqa: E402
+from opgrad.call.libraries import torch_tensors  # noqa: E402
 from opgrad.cpu.runtime import pool  # noqa: E402
 
 SIZE = 1 << 20  # bytes
@@ -22,7 +22,7 @@ def fresh():
     opgrad.empty_pool()
     yield
     opgrad.empty_pool()
-    assert not torch_storages._kept
+    assert not torch_tensors._kept
 
 
 def made(x=X):
@@ -83,7 +83,7 @@ def test_what_a_user_changed_is_not_used_again(change):
     other = made()
     storage = other.untyped_storage()
     assert (storage.resizable(), storage.nbytes(), storage.is_shared()) == (True, SIZE, False)
-    assert [address for _, address in torch_storages._kept[SIZE]] == [other.data_ptr()]
+    assert [address for _, address in torch_tensors._kept[SIZE]] == [other.data_ptr()]
 
 
 def test_a_lazy_clone_keeps_what_it_shows():
@@ -109,9 +109,9 @@ def test_results_are_resized_saved_and_copied_like_any_tensor():
 def test_what_is_kept_is_bounded(monkeypatch):
     monkeypatch.setattr(pool, "bound", lambda: 4 * SIZE)
     live = [made() for _ in range(7)]
-    assert torch_storages._held() == 4 * SIZE
+    assert torch_tensors._held() == 4 * SIZE
     larger = made(X.repeat(2))
-    assert torch_storages._held() <= 4 * SIZE
+    assert torch_tensors._held() <= 4 * SIZE
     assert larger.numel() == 2 * X.numel()
     assert len({y.data_ptr() for y in live}) == 7
 
@@ -137,7 +137,7 @@ def test_threads_never_share_storages():
 
 def test_small_results_and_old_releases_are_left_to_torch(monkeypatch):
     assert opgrad.relu(X[:1000]).numel() == 1000
-    monkeypatch.setattr(torch_storages, "_references", None)
-    y = torch_storages.maker((SIZE,), (1,), torch.float32)()
-    assert (y.shape, y.dtype, torch_storages._kept) == ((SIZE,), torch.float32, {})
+    monkeypatch.setattr(torch_tensors, "_references", None)
+    y = torch_tensors.maker((SIZE,), (1,), torch.float32)()
+    assert (y.shape, y.dtype, torch_tensors._kept) == ((SIZE,), torch.float32, {})
     np.testing.assert_array_equal(made(X[:9]).numpy(), X[:9].clamp_min(0).numpy())

@@ -1,4 +1,8 @@
-"""Makes entries, which describe calls of one signature to native code (`opgrad.call.calls`).
+"""Entries, which describe calls of one signature to native code (`opgrad.call.calls`), and functions that have them.
+
+A public function is an object that CPython calls through a pointer in it (vectorcall, PEP 590). After the first call
+that native code can repeat, the pointer leads to the compiled `opgrad.call.calls.call`. Before that, on other
+implementations of Python, and for a call that fits no entry, the object calls the Python function that it was made of.
 
 An entry is made from a call that Python has answered. Each operand of that call is identified as an object: it is an
 argument, an item of a sequence among the arguments, or an object that the plan keeps. If it is none of these, Python
@@ -8,22 +12,172 @@ has made it during the call, and Python goes on answering calls of this signatur
 import ctypes
 import functools
 import operator
+import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import numpy as np
 
-from opgrad.call import calls, objects
-from opgrad.call.arguments import NoTensors, Values, flattened
-from opgrad.call.arguments import NotNative as NotNative
+from opgrad.base.locks import settling
+from opgrad.call import calls
+from opgrad.call.calls import Functions, Value
 from opgrad.contract import Spec
 from opgrad.contract.declaration import lists_of
-from opgrad.contract.signature import RECORDS, fields, is_plain
+from opgrad.contract.signature import PLAIN, RECORDS, fields, is_plain
 from opgrad.cpu.compiler.structures import several, words
-from opgrad.cpu.runtime import pool
+from opgrad.cpu.runtime import abi, pool, threads
+from opgrad.cpu.runtime.abi import SUPPORTED
 from opgrad.cpu.runtime.plan import FEW
+
+MOST_ITEMS = 4096
+
+
+class NotNative(Exception):
+    """Raised if native code cannot answer calls of this signature, so that Python goes on answering them."""
+
+
+class NoTensors:
+    """How entries describe arrays of a library other than NumPy while no such library is known.
+
+    PyTorch's `opgrad.call.libraries.torch_calls.TorchTensors` takes its place.
+    """
+
+    kinds: frozenset[type] = frozenset()  # the types of the library's arrays
+    address = 0  # of the table about the library that native code reads
+
+    def watchers(self, tensors: Sequence[Any]) -> int:
+        """How many of the library's watchers are asked before a call on these tensors."""
+        return 0
+
+
+def flattened(values: Sequence[Any]) -> list[Any]:
+    """The arguments, with each sequence replaced by its length and items, and each record by its type and fields."""
+    flat: list[Any] = []
+    for value in values:
+        kind = type(value)
+        if is_sequence(value):
+            flat += [len(value), *flattened(value)]
+        elif kind in RECORDS:
+            flat += [
+                kind,
+                *flattened([getattr(value, each, None) for each in fields(kind) if each not in RECORDS[kind]]),
+            ]
+        else:
+            flat.append(value)
+    return flat
+
+
+def is_sequence(value: Any) -> bool:
+    """Whether native code may read a value's items: a list, a tuple, or a subclass of tuple in PLAIN."""
+    return type(value) in (list, tuple) or (isinstance(value, tuple) and type(value) in PLAIN)
+
+
+class Values:
+    """The values of a call's arguments, and where the arrays among them are found.
+
+    places: the container and index of each array and sequence, by its id. fields_at: the container number of each
+    record's fields, by the record's id. arrays: how many there are. kept: what native code reads, and objects whose
+    addresses are compared, which must therefore stay alive.
+    """
+
+    def __init__(self, tensors: Any, by_plan: bool, written: Sequence[Any]):
+        self.tensors, self.by_plan, self.written = tensors, by_plan, written
+        self.places: dict[int, tuple[int, int]] = {}
+        self.fields_at: dict[int, int] = {}
+        self.described: list[Value] = []
+        self.kept: list[Any] = []
+        self.containers, self.arrays = 1, 0
+
+    def describe(self, value: Any, container: int, index: int) -> None:
+        """Append the description of a value, and those of its items or fields."""
+        made = Value(container, index, **self._expected(value, container, index))
+        self.described.append(made)
+        if made.kind in (calls.TUPLE, calls.LIST):
+            for place, item in enumerate(value):
+                self.describe(item, made.inside, place)
+        elif made.kind == calls.RECORD:
+            self._fields(value, made.inside)
+
+    def _expected(self, value: Any, container: int, index: int) -> Mapping[str, int]:
+        if is_sequence(value):
+            return self._sequence(value, container, index)
+        kind = type(value)
+        if kind in RECORDS:
+            return self._fields_of(value)
+        is_tensor = kind in self.tensors.kinds
+        if kind is not np.ndarray and not is_tensor:
+            return self._number(value)
+        self.arrays += 1
+        place = self.places.setdefault(id(value), (container, index))
+        if place != (container, index):
+            return _same(place)
+        self.kept.append(kind)
+        if is_tensor:
+            found = self.tensors.of_value(value)
+            if self.by_plan and found["records_grad"]:  # PyTorch has recorded what the plan did
+                raise NotNative
+            return {"kind": calls.TENSOR, **found, **self._layout(self.tensors.sizes(value))}
+        self.kept.append(value.dtype)
+        flags = abi.WRITEABLE if any(value is each for each in self.written) else 0
+        found = {"kind": calls.ARRAY, "type": id(kind), "dtype": id(value.dtype), "flags": flags}
+        return {**found, **self._layout((*value.shape, *value.strides))}
+
+    def _layout(self, sizes: Sequence[int]) -> dict[str, int]:
+        """The fields for sizes and strides."""
+        self.kept.append(words(sizes))
+        return {"rank": len(sizes) // 2, "sizes": ctypes.addressof(self.kept[-1])}
+
+    def _fields_of(self, value: Any) -> Mapping[str, int]:
+        """The fields for a record. Raises NotNative if its layout in memory is not the one that native code reads."""
+        names, kind = fields(type(value)), type(value)
+        if abi.words(id(value) + abi.FIELDS, len(names)) != [id(getattr(value, name, None)) for name in names]:
+            raise NotNative
+        container = self._new_container()
+        self.fields_at[id(value)] = container
+        return {"kind": calls.RECORD, "type": id(kind), "inside": container}
+
+    def _fields(self, value: Any, container: int) -> None:
+        for place, name in enumerate(fields(type(value))):
+            if name in RECORDS[type(value)]:
+                self.described.append(Value(container, place, calls.INTEGER, type=id(int)))
+            else:
+                self.describe(getattr(value, name, None), container, place)
+
+    def _new_container(self) -> int:
+        self.containers += 1
+        if self.containers > calls.CONTAINERS:
+            raise NotNative
+        return self.containers - 1
+
+    def _sequence(self, value: Any, container: int, index: int) -> Mapping[str, int]:
+        place = self.places.setdefault(id(value), (container, index))
+        if value and place != (container, index):
+            self.arrays += sum(id(each) in self.places for each in flattened(value))
+            return _same(place)
+        if len(value) > MOST_ITEMS:
+            raise NotNative
+        kind = type(value)
+        self.kept.append(kind)
+        which, inside = calls.LIST if kind is list else calls.TUPLE, self._new_container()
+        return {"kind": which, "type": id(kind), "length": len(value), "inside": inside}
+
+    def _number(self, value: Any) -> Mapping[str, int]:
+        if not is_plain(value):
+            raise NotNative
+        kind = type(value)
+        self.kept.append(value)
+        found = {"object": id(value), "type": id(kind)}
+        if kind is float:
+            return {"kind": calls.FLOAT, "bits": struct.unpack("q", struct.pack("d", value))[0], **found}
+        return {"kind": calls.EQUAL if kind in (int, str) else calls.OBJECT, **found}
+
+
+def _same(place: tuple[int, int]) -> Mapping[str, int]:
+    return {"kind": calls.SAME, "other_container": place[0], "other_index": place[1]}
+
 
 UNLOCKED_FROM = 1 << 16  # bytes moved; giving the interpreter's lock up and taking it again costs some 50 ns
 MOST_VALUES = 16
@@ -33,7 +187,7 @@ MOST_VALUES = 16
 class Answered:
     """How Python has answered a call.
 
-    by: the runner (`native.runners`) whose plan was run, or a function that was called with `operands`, in that order.
+    by: the runner (`opgrad.call.arrays`) whose plan was run, or a function that was called with `operands`.
     operands: inputs and results in the plan's order, None for one that was left out. In place of a view that repeats an
         array stands that array, and in place of an array of a record's numbers the record, as the call was given them.
     results: the operands that are returned, in order. new: whether the call allocated them.
@@ -127,7 +281,7 @@ class Entry:
             named=len(names),
             names=self._at(words(map(id, names))),
             values=len(values),
-            first_value=self._at(several(objects.Value, values)),
+            first_value=self._at(several(calls.Value, values)),
             owner=id(self),
             is_torch=self.is_torch,
             watchers=self.tensors.watchers(flat) if answered.watched else calls.NONE,
@@ -197,7 +351,7 @@ class Entry:
             places = [fields(kind).index(each) for each in RECORDS[kind]]
             if len(places) > calls.MOST_NUMBERS:
                 raise NotNative
-            found = objects.Numbers(self.arguments.fields_at[id(operand)], len(places), self._at(words(places)))
+            found = calls.Numbers(self.arguments.fields_at[id(operand)], len(places), self._at(words(places)))
             return calls.Operand(calls.NUMBERS, numbers=self._at(found))
         if id(operand) in self.places:
             self.used += 1
@@ -235,3 +389,126 @@ def _is_still(array: Any, spec: Spec) -> bool:
 def _is_plainly_made(make: Callable[..., Any]) -> bool:
     """Whether a result is made by np.empty alone, so that native code can make it without Python."""
     return isinstance(make, functools.partial) and make.func is np.empty
+
+
+class PythonFunction(abi.Function):
+    """The public function as Python sees it: its name and methods, and the call that no native code answers."""
+
+    _python: Callable[..., Any]
+    _entries: "Entries"
+    __name__: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._python(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    def __repr__(self) -> str:
+        return f"<function {self.__name__} at {id(self):#x}>"
+
+
+_Type = abi.native_type(PythonFunction)
+
+
+def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
+    """The public function made of a Python function, and its entries.
+
+    Where native calls are impossible, `python`, None.
+    """
+    if not SUPPORTED:
+        return python, None
+    made = _Type()
+    made._python = python
+    made._entries = Entries(made, python)
+    return made, made._entries
+
+
+# --- entries -------------------------------------------------------------------------------------------------------
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+PYTHON_FUNCTIONS = {
+    "vectorcall": "PyObject_Vectorcall",
+    "take": "Py_IncRef",
+    "drop": "Py_DecRef",
+    "save_thread": "PyEval_SaveThread",
+    "restore_thread": "PyEval_RestoreThread",
+    "equals": "PyObject_RichCompareBool",
+    "clear": "PyErr_Clear",
+    "is_error": "PyErr_ExceptionMatches",
+    "occurred": "PyErr_Occurred",
+    "new_tuple": "PyTuple_New",
+    "set_item": "PyTuple_SetItem",
+    "new_list": "PyList_New",
+    "set_list_item": "PyList_SetItem",
+    "get_attribute": "PyObject_GetAttr",
+    "get_item": "PyDict_GetItem",
+    "as_int64": "PyLong_AsLongLong",
+}
+
+
+@functools.cache
+def _c_functions() -> Functions:
+    """What native calls call; it is never freed."""
+    found = Functions(
+        new_array=abi.numpy_function(abi.NEW_FROM_DESCR),
+        array=abi.numpy_function(abi.ARRAY_TYPE),
+        run=threads.run.address,
+        value_error=id(ValueError),
+        memory_error=id(MemoryError),
+        **{each: _address(getattr(ctypes.pythonapi, name)) for each, name in PYTHON_FUNCTIONS.items()},
+    )
+    abi.kept_forever(found)
+    return found
+
+
+class Entries:
+    """The entries of one public function: those of the last `calls.SLOTS` signatures that native code can answer.
+
+    The public function keeps this object and the Python function alive, since native code reads their addresses.
+    """
+
+    def __init__(self, function: Any, python: Callable[..., Any]):
+        self.slots = (ctypes.c_int64 * calls.SLOTS)()
+        self.table = calls.Table(python=id(python), team=threads.team_word(), entries=ctypes.addressof(self.slots))
+        self.own = abi.own_words(function)
+        self.own.table = self.table.address
+        self.entered: list[tuple[Any, Entry]] = []
+        self.refused: list[Any] = []  # signatures that are never native
+        self.next = 0
+
+    def enter(self, answered: Answered, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Make an entry for calls of this signature, one of which Python has answered, if native code can answer them.
+
+        It cannot if the layout of objects in memory differs from the one that it reads (`abi.unlike`). Nothing happens
+        while another thread holds the lock `settling`: a later call of the signature makes the entry.
+        """
+        if abi.unlike():
+            return
+        signature = signature_of(answered.by, [*args, *kwargs.values()], list(kwargs))
+        if signature in self.refused or any(signature == each for each, _ in self.entered) or not settling.begin():
+            return
+        try:
+            replaced = self._enter(signature, Entry(answered, args, kwargs))
+        except NotNative:
+            replaced = self.refused[: -calls.SLOTS]
+            self.refused = [*self.refused[-calls.SLOTS :], signature]
+        finally:
+            settling.end()
+        del replaced  # after the lock is released, since freeing objects may run any code
+
+    def _enter(self, signature: Any, entry: Entry) -> Any:
+        self.table.functions, self.table.torch = _c_functions().address, tensors.address
+        replaced = self.entered[self.next : self.next + 1]
+        self.slots[self.next] = entry.address
+        self.entered[self.next : self.next + 1] = [(signature, entry)]
+        self.next = (self.next + 1) % calls.SLOTS
+        self.own.vectorcall = calls.call.address
+        return replaced

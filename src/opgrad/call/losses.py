@@ -1,19 +1,13 @@
-"""Cross-entropy with all its options for NumPy arrays: of logits, and of a linear layer whose logits are not stored."""
+"""Losses of samples, and divergences of distillation, for NumPy arrays: logits, or linear layers in chunks of rows."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from opgrad.call.public import public
-from opgrad.call.sample_reduction import (
-    SampleReduction,
-    checked_array,
-    layer_gradients,
-    moved_labels,
-    precision_of,
-    reduction_of,
-)
+from opgrad.call.arrays import public
+from opgrad.call.operators import softmax_divergence_and_grad
 from opgrad.contract.attributes import Array
 from opgrad.ops import sample_loss
 from opgrad.ops.reference.loss_options import (
@@ -21,8 +15,99 @@ from opgrad.ops.reference.loss_options import (
     LossOptions,
     check_labels,
     check_layer,
+    check_share,
+    divisors,
+    in_int32,
+    over,
     read_options,
+    shifted,
 )
+
+CHUNK = 32 << 20  # bytes of logits that are computed at a time
+
+
+class SampleReduction(NamedTuple):
+    """How the losses of samples are reduced.
+
+    by_weight, by_count: what the sums of losses and of squares of lse are multiplied by.
+    """
+
+    labels: Array
+    options: LossOptions
+    by_weight: float
+    by_count: float
+
+    def upstream(self, dloss: Array | float) -> dict[str, Any]:
+        """The gradients of the samples' losses and squares of lse."""
+        given = np.broadcast_to(np.asarray(dloss, np.float64), self.labels.shape)
+        found = {"dloss": given * self.by_weight}
+        if self.options.lse_square_scale:
+            found["dlse_square"] = given * (self.options.lse_square_scale * self.by_count)
+        return {name: np.ascontiguousarray(each) for name, each in found.items()}
+
+    def reduced(self, loss: Array) -> Array:
+        """One number, or the samples' losses for reduction "none"."""
+        if self.options.reduction == "none":
+            return loss
+        return np.asarray(loss.sum(dtype=np.float64) * self.by_weight).astype(loss.dtype)
+
+
+def reduction_of(labels: Array, weight: Array | None, options: LossOptions) -> SampleReduction:
+    """The reduction of samples with these labels. weight: None for class probabilities, whose samples count alike."""
+    weight = None if weight is None else np.asarray(weight)
+    both = divisors(np, labels, weight, options, np.float64, lambda array, dtype: np.asarray(array).astype(dtype))
+    return SampleReduction(labels, options, float(over(np, both[0])), float(over(np, both[1])))
+
+
+def moved_labels(name: str, labels: Array, shift: int, ignore_index: int | None, is_dense: bool = False) -> Array:
+    """Labels in a dtype that ignore_index fits, moved by `shift`."""
+    wide = labels if in_int32(ignore_index) else labels.astype(np.int64)
+    moved: Array = shifted(np, name, wide, shift, ignore_index, is_dense)
+    return moved
+
+
+def checked_array(name: str, argument: str, value: Any) -> Array:
+    """NumPy's array of an argument. Raises TypeError for another library's."""
+    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
+        library = type(value).__module__.partition(".")[0]
+        where = {"torch": "opgrad.torch", "jax": "opgrad.jax", "jaxlib": "opgrad.jax"}.get(library, "numpy.asarray")
+        raise TypeError(f"{name}: {argument} is a {type(value).__name__}, expected a NumPy array: use {where}")
+    return np.asarray(value)
+
+
+def precision_of(x: Array) -> np.dtype[Any]:
+    """The dtype in which a layer is computed."""
+    return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
+
+
+def logits_of(x: Array, w: Array, b: Array | None) -> Array:
+    found: Array = x @ w.T
+    return found if b is None else found + b
+
+
+def layer_gradients(
+    x: Array, w: Array, b: Array | None, kept: Array, compute: Callable[[Array, Array], Array | None], layers: int = 1
+) -> tuple[Array, Array, Array | None]:
+    """The gradients of a linear layer, of which the logits of some rows at a time are computed.
+
+    kept: the rows that count. compute: given rows and their logits, stores the rows' results and returns the gradient
+    with respect to the logits, or None. layers: how many layers' logits there are at a time.
+    """
+    number, bias = precision_of(x), None if b is None else np.asarray(b).astype(precision_of(x))
+    wide = w.astype(number, copy=False)
+    dx, dw, db = np.zeros(x.shape, number), np.zeros(w.shape, number), np.zeros(len(w), number)
+    count = max(CHUNK // max(layers * len(w) * number.itemsize, 1), 1)
+    for start in range(0, len(kept), count):
+        rows = kept[start : start + count]
+        part = x[rows].astype(number)
+        dlogits = compute(rows, logits_of(part, wide, bias))
+        if dlogits is not None:
+            dx[rows] = dlogits @ wide
+            dw += dlogits.T @ part
+            db += dlogits.sum(0)
+    dx, dw, db = (each.astype(x.dtype, copy=False) for each in (dx, dw, db))
+    return dx, dw, None if b is None else db
+
 
 sample_losses, sample_losses_and_grad = public(sample_loss.sample_losses), public(sample_loss.sample_losses_and_grad)
 
@@ -215,3 +300,130 @@ def _of_layer(
 
     grads = layer_gradients(x, w, b, kept, compute)
     return _output(reduction, found), grads
+
+
+def linear_kl_div(
+    student_input: Array, student_weight: Array, teacher_input: Array, teacher_weight: Array,
+    labels: Array | None = None, *, student_bias: Array | None = None, teacher_bias: Array | None = None,
+    reduction: str = "mean", ignore_index: int = IGNORED, temperature: float = 1.0, shift: int = 0,
+    num_items: float | None = None,
+) -> Array:  # fmt: skip
+    """KL(teacher || student) of the softmax of two linear layers: linear_jsd with beta=0, which has the arguments.
+
+    Formula: sum(p * log(p / q)), p and q the softmax of the teacher's and the student's logits / temperature.
+    Source: torch.nn.functional.kl_div.
+    """
+    layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
+    return _of_layers("linear_kl_div", *layers, labels, 0.0, shift, (reduction, ignore_index, temperature, num_items))[
+        0
+    ]
+
+
+def linear_kl_div_and_grad(
+    student_input: Array, student_weight: Array, teacher_input: Array, teacher_weight: Array,
+    labels: Array | None = None, *, student_bias: Array | None = None, teacher_bias: Array | None = None,
+    reduction: str = "mean", ignore_index: int = IGNORED, temperature: float = 1.0, shift: int = 0,
+    num_items: float | None = None, dloss: Array | float = 1.0,
+) -> tuple[Array, Array, Array, Array | None]:  # fmt: skip
+    """linear_kl_div with its gradients: linear_jsd_and_grad with beta=0. Formula and source: linear_kl_div."""
+    layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
+    options = reduction, ignore_index, temperature, num_items
+    return _of_layers("linear_kl_div_and_grad", *layers, labels, 0.0, shift, options, dloss)
+
+
+def linear_jsd(
+    student_input: Array, student_weight: Array, teacher_input: Array, teacher_weight: Array,
+    labels: Array | None = None, *, student_bias: Array | None = None, teacher_bias: Array | None = None,
+    beta: float = 0.5, reduction: str = "mean", ignore_index: int = IGNORED, temperature: float = 1.0, shift: int = 0,
+    num_items: float | None = None,
+) -> Array:  # fmt: skip
+    """Generalized Jensen-Shannon divergence of two linear layers' softmax, some rows of which are computed at once.
+
+    student_input: shape (N, H); student_weight: shape (C, H); student_bias: shape (C,), or None; of one of the four
+        dtypes. Products are computed by NumPy, in float32 for half precision.
+    teacher_input: shape (N, K); teacher_weight: shape (C, K); teacher_bias: shape (C,), or None; likewise.
+    labels: shape (N,), int32 or int64: rows with the label ignore_index do not count; other labels are not looked at.
+        None: all rows count.
+    beta: in [0, 1], the teacher's share of the mixture; 0 stands for KL(teacher || student), 1 for KL(student ||
+        teacher).
+    reduction: "none", "sum", or "mean" over the rows that count, 0 if none does. num_items: what "mean" divides by.
+    temperature: above 0; divides all logits. shift: row i belongs to the label `shift` places behind it.
+
+    Returns the divergence, () or (N,) for reduction "none"; float32, or float64 for float64. Raises TypeError,
+    ValueError.
+
+    Formula: with p and q the softmax of the teacher's and the student's logits / temperature, and
+    m = beta * p + (1 - beta) * q: sum(beta * p * log(p / m) + (1 - beta) * q * log(q / m)).
+    Source: Agarwal et al., "On-Policy Distillation of Language Models", 2024.
+    """
+    layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
+    return _of_layers("linear_jsd", *layers, labels, beta, shift, (reduction, ignore_index, temperature, num_items))[0]
+
+
+def linear_jsd_and_grad(
+    student_input: Array, student_weight: Array, teacher_input: Array, teacher_weight: Array,
+    labels: Array | None = None, *, student_bias: Array | None = None, teacher_bias: Array | None = None,
+    beta: float = 0.5, reduction: str = "mean", ignore_index: int = IGNORED, temperature: float = 1.0, shift: int = 0,
+    num_items: float | None = None, dloss: Array | float = 1.0,
+) -> tuple[Array, Array, Array, Array | None]:  # fmt: skip
+    """linear_jsd, and its gradients with respect to student_input, student_weight and student_bias.
+
+    dloss: the gradient with respect to the divergence: a number, or for reduction "none" an array of shape (N,).
+    The other arguments, formula and source, and what is raised, are those of linear_jsd.
+
+    Returns (divergence, dstudent_input, dstudent_weight, dstudent_bias), gradients in the shapes and dtypes of what
+    they are for, None without a bias; sums over chunks are formed in float32, or float64 for float64.
+    """
+    layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
+    options = reduction, ignore_index, temperature, num_items
+    return _of_layers("linear_jsd_and_grad", *layers, labels, beta, shift, options, dloss)
+
+
+def _of_layers(
+    name: str, student: Any, teacher: Any, labels: Any, beta: float, shift: int, options: tuple[Any, ...],
+    dloss: Array | float | None = None,
+) -> tuple[Array, Array, Array, Array | None]:  # fmt: skip
+    """The divergence, and the gradients, which are 0 unless dloss is given."""
+    beta = check_share(name, "beta", beta)
+    (x, w, b), (y, v, c) = (_layer(name, who, each) for who, each in (("student", student), ("teacher", teacher)))
+    if len(y) != len(x) or len(v) != len(w):
+        what = f"teacher_input has {len(y)} rows and teacher_weight {len(v)} classes"
+        raise ValueError(f"{name}: {what}, expected {len(x)} and {len(w)}, those of the student")
+    chosen_labels = np.zeros(len(x), np.int64) if labels is None else checked_array(name, "labels", labels)
+    if chosen_labels.shape != (len(x),) or chosen_labels.dtype.kind not in "iu":
+        what = f"labels has shape {chosen_labels.shape} and dtype {chosen_labels.dtype.name}"
+        raise ValueError(f"{name}: {what}, expected {(len(x),)} and integers")
+    reduction_name, ignored, temperature, num_items = options
+    ignored = ignored if shift or labels is not None else None
+    given = reduction_name, ignored, 0.0, 0.0, None, temperature, num_items
+    chosen = read_options(name, *given)
+    chosen_labels = moved_labels(name, chosen_labels, shift, ignored)
+    reduction = reduction_of(chosen_labels, None, chosen)
+    number = precision_of(x)
+    losses, slopes = np.zeros(len(x), number), reduction.upstream(1.0 if dloss is None else dloss)["dloss"]
+    kept = np.arange(len(x)) if ignored is None else np.flatnonzero(chosen_labels != ignored)
+    v, c = v.astype(number), None if c is None else c.astype(number)
+
+    def compute(rows: Array, logits: Array) -> Array | None:
+        others = logits_of(y[rows].astype(number), v, c)
+        losses[rows], dlogits = softmax_divergence_and_grad(logits, others, slopes[rows], beta, temperature)
+        return None if dloss is None else dlogits
+
+    grads = layer_gradients(x, w, b, kept, compute, layers=2)
+    return reduction.reduced(losses), *grads
+
+
+def _layer(name: str, who: str, given: Any) -> tuple[Array, Array, Array | None]:
+    """A layer's arrays. Raises TypeError or ValueError unless they fit together."""
+    x, w, b = given
+    x, w = checked_array(name, f"{who}_input", x), checked_array(name, f"{who}_weight", w)
+    b = None if b is None else checked_array(name, f"{who}_bias", b)
+    if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
+        shapes = f"{who}_input has shape {x.shape} and {who}_weight {w.shape}"
+        raise ValueError(f"{name}: {shapes}, expected (N, H) and (C, H)")
+    if b is not None and b.shape != w.shape[:1]:
+        raise ValueError(f"{name}: {who}_bias has shape {b.shape}, expected {w.shape[:1]}")
+    if w.dtype != x.dtype:
+        kinds = f"{who}_weight has dtype {w.dtype.name}"
+        raise TypeError(f"{name}: {kinds}, expected {x.dtype.name}, the dtype of {who}_input")
+    return x, w, b

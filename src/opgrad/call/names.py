@@ -1,12 +1,15 @@
 """What people call with arrays: all names of `opgrad`."""
 
-from opgrad.call.distillation import linear_jsd, linear_jsd_and_grad, linear_kl_div, linear_kl_div_and_grad
 from opgrad.call.losses import (
     CrossEntropyOutput,
     cross_entropy,
     cross_entropy_and_grad,
     linear_cross_entropy,
     linear_cross_entropy_and_grad,
+    linear_jsd,
+    linear_jsd_and_grad,
+    linear_kl_div,
+    linear_kl_div_and_grad,
 )
 from opgrad.call.operators import *  # noqa: F403
 from opgrad.call.user_plans import PlannedCall, plan

@@ -1,6 +1,6 @@
 """The operators as people call them: for each declaration in `opgrad.ops` the public function of the same name."""
 
-from opgrad.call.public import public as _public
+from opgrad.call.arrays import public as _public
 from opgrad.ops import public_operators as _public_operators
 from opgrad.ops.accumulate import in_place_accumulator as in_place_accumulator
 from opgrad.ops.accumulate import scale as scale

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.call import arrays, owners
-from opgrad.call.entries import Answered
-from opgrad.call.functions import Entries
+from opgrad.call.entries import Answered, Entries
 from opgrad.contract import Array, Operator, Shape
 from opgrad.contract.declaration import HOST
 from opgrad.cpu.runtime.abi import SUPPORTED, Function, native_type

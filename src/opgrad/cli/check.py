@@ -144,7 +144,7 @@ def _computed(op: Operator, values: Mapping[str, Any]) -> list[Any]:
 
 def _computed_on(device: str, op: Operator, values: Mapping[str, Any]) -> list[Any]:
     """The results of an operator on tensors on a device, as NumPy arrays."""
-    from opgrad.call.libraries.torch_copies import download, upload
+    from opgrad.call.libraries.torch_tensors import download, upload
 
     tensors = {name: upload(value, device) if name in op.inputs else value for name, value in values.items()}
     return [download(each) for each in _computed(op, tensors)]

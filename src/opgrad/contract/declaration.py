@@ -47,7 +47,7 @@ class Arrays(Protocol):
 
 
 class Memory(Protocol):
-    """How a library's arrays lie in memory, and how it makes new ones: what `native.runners` needs."""
+    """How a library's arrays lie in memory, and how it makes new ones: what `Runner` needs."""
 
     def spec(self, array: Any) -> Spec:
         """Shape, dtype and strides in bytes. Raises TypeError for a dtype that NumPy and ml_dtypes lack."""
@@ -304,7 +304,7 @@ def operator(
     general: General | None = None,
     instead: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Callable[[F], F]:
-    """Declare an operator: the function is its reference. `opgrad.call.public` makes the function that people call.
+    """Declare an operator: the function is its reference. `opgrad.call.arrays` makes the function that people call.
 
     formula: what it computes, for lists; by default the formula of the docstring.
     onnx: the ONNX operator that computes the same, or several of them.

@@ -2,26 +2,29 @@
 
 NumPy's functions, plans that users keep, tensors, lists, nodes of onnxruntime and functions compiled by JAX get their
 plans here. Each of them keeps what leads from its own calls to a plan: dictionaries by arguments, entries, or lists of
-words that native code searches.
-
-The key of a plan is the problem that kernels are given. So an axis given as -1 or as a number, a result that a call
-makes or brings, and arrays of NumPy or of another library lead to the same plan, wherever these make no difference to
-kernels.
+words that native code searches (`Keyed`). The key of a plan is the problem that kernels are given. So an axis given as
+-1 or as a number, a result that a call makes or brings, and arrays of NumPy or of another library lead to the same
+plan, wherever these make no difference to kernels.
 """
 
 import ctypes
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from opgrad.base.locks import settling
-from opgrad.contract import Attributes, Operator, Spec
+from opgrad.contract import DTYPES, Attributes, Operator, Spec, only, spread
 from opgrad.contract.signature import Explain, Prepared, is_plain, prepare
 from opgrad.cpu import programs
 from opgrad.cpu.compiler import decorators
+from opgrad.cpu.compiler.decorators import inline, noting
 from opgrad.cpu.compiler.packs import LackingError
+from opgrad.cpu.compiler.structures import Structure, at, structure, words
+from opgrad.cpu.compiler.target import object_cache
+from opgrad.cpu.compiler.words import atomic_load, load_word
 from opgrad.cpu.runtime import threads
-from opgrad.cpu.runtime.plan import overlap_words, words
+from opgrad.cpu.runtime.plan import overlap_words, plan_words
+from opgrad.ops import public_operators
 
 T = TypeVar("T")
 
@@ -119,7 +122,7 @@ def _new_plan(prepared: Prepared) -> Plan:
     operator = prepared.operator
     try:
         program = operator.kernel(programs.__name__)(prepared.problem)
-        code = words(program, *overlap_words(prepared))
+        code = plan_words(program, *overlap_words(prepared))
     except LackingError as error:
         raise LackingError(f"{operator.name}: {error}") from None
     return Plan(
@@ -138,3 +141,67 @@ def _new_plan(prepared: Prepared) -> Plan:
 
 def _unexplained(position: int, value: int) -> Exception:
     return RuntimeError(f"opgrad: a kernel left a status that it does not explain ({position}, {value})")
+
+
+@structure
+class Keyed(Structure):
+    """A plan with its key, in a list. The addresses of what belongs to it."""
+
+    next: int  # the next one, or 0
+    key: int  # the words of the key; the first is their number
+    plan: int
+    parts: int  # the most parts of one of the plan's steps
+    own: int  # the caller's structure
+
+
+class KeyedPlan:
+    """A plan with its key, and the structure in which its caller has what else it knows of it."""
+
+    def __init__(self, plan: Plan, key: tuple[int, ...], own: Any, following: int, *kept: Any):
+        """following: the address of the next one. kept: blocks to which `own` points."""
+        self.plan, self.key, self.own = plan, key, own
+        self._key = words(key)
+        self._kept = kept
+        self._keyed = Keyed(following, ctypes.addressof(self._key), plan.address, plan.parts_max, own.address)
+        self.address = self._keyed.address
+
+
+@inline
+def find_keyed(first: int, key: int) -> int:
+    """The keyed plan that has this key, or 0. first: the address of the word that has the address of the first one."""
+    address, count = atomic_load(first), load_word(key, 0)
+    while address != 0:
+        keyed, same = at(Keyed, address), 0
+        while same < count and load_word(keyed.key, same) == load_word(key, same):
+            same += 1
+        if same == count:
+            return address
+        address = keyed.next
+    return 0
+
+
+class Call(NamedTuple):
+    """A call of an operator; one of the kernels of its plan is the requested one.
+
+    needs: the results that it computes, None for all. lists: the lengths of its lists of inputs and of results.
+    specs: shape and dtype of each array, None for one left out.
+    """
+
+    operator: str
+    needs: tuple[str, ...] | None
+    lists: tuple[int, int] | None
+    specs: tuple[tuple[tuple[int, ...], str] | None, ...]
+    attributes: dict[str, Any]
+
+    def compile(self, name: str) -> bool:
+        """Compile the kernel whose object code has this name; returns whether the cache has it."""
+        specs = [None if each is None else Spec(each[0], DTYPES[each[1]]) for each in self.specs]
+        with noting([name]):
+            plan(self._expanded(), specs, self.attributes)
+        return object_cache().read(name) is not None
+
+    def _expanded(self) -> Operator:
+        found = public_operators()[self.operator]
+        if self.needs is not None:
+            return only(found, tuple(self.needs))
+        return found if self.lists is None else spread(found, *self.lists)

@@ -33,7 +33,7 @@ from opgrad.contract.signature import prepare
 from opgrad.cpu import plans
 from opgrad.cpu.compiler import INTERPRETING, machine_code
 from opgrad.cpu.compiler.structures import words
-from opgrad.cpu.keyed import KeyedPlan
+from opgrad.cpu.plans import KeyedPlan
 from opgrad.cpu.runtime import threads
 from opgrad.cpu.runtime.plan import REPORT, execute
 from opgrad.jax.handler import (

@@ -23,7 +23,7 @@ from opgrad.cpu.compiler.words import (
     store_u8,
     store_word,
 )
-from opgrad.cpu.keyed import Keyed, find_keyed
+from opgrad.cpu.plans import Keyed, find_keyed
 from opgrad.cpu.runtime.plan import NO_MEMORY, REPORT
 
 MAJOR = 0  # the version of the interface; another one may have moved anything

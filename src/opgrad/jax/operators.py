@@ -14,10 +14,9 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from opgrad.call import owners
-from opgrad.call.arrays import expanded
+from opgrad.call.arrays import expanded, one_or_tuple
 from opgrad.call.libraries import jax_arrays
 from opgrad.call.libraries.jax_arrays import NAME as NAME
-from opgrad.call.runners import one_or_tuple
 from opgrad.contract import DTYPES, Operator, Shape, Spec
 from opgrad.contract.declaration import only
 from opgrad.contract.signature import plain

@@ -14,7 +14,7 @@ from opgrad.cpu.compiler.words import (
     stack_words,
     store_word,
 )
-from opgrad.cpu.keyed import Keyed, find_keyed
+from opgrad.cpu.plans import Keyed, find_keyed
 from opgrad.cpu.runtime.plan import MAX_ARGUMENTS, NO_MEMORY, REPORT, Plan, may_overlap
 from opgrad.cpu.runtime.pool import STACK_WORDS, give, take
 from opgrad.onnxruntime.abi import (

@@ -21,8 +21,7 @@ from opgrad.contract import DTYPES, Operator, Spec
 from opgrad.cpu.compiler.decorators import noting
 from opgrad.cpu.compiler.requests import Request
 from opgrad.cpu.compiler.structures import at
-from opgrad.cpu.plans import plan
-from opgrad.cpu.requests import Call
+from opgrad.cpu.plans import Call, plan
 from opgrad.onnx.graph.loading import check_sizes
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import abi, custom_ops, sessions

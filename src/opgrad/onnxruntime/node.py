@@ -16,8 +16,7 @@ import numpy as np
 from opgrad.base.locks import settling
 from opgrad.contract import DTYPES, FLOATS, NEEDS, Operator, Shape, Spec, only, spread
 from opgrad.cpu.compiler.structures import at, several, words
-from opgrad.cpu.keyed import KeyedPlan
-from opgrad.cpu.plans import Plan, plan
+from opgrad.cpu.plans import KeyedPlan, Plan, plan
 from opgrad.cpu.runtime import pool
 from opgrad.cpu.runtime.plan import REPORT
 from opgrad.cuda import driver

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from opgrad.call import owners
-from opgrad.call.libraries import torch_warm
+from opgrad.call.libraries import torch_tensors
 from opgrad.call.libraries.torch_calls import noted, unseen
 from opgrad.call.libraries.torch_private import is_batched
 from opgrad.call.libraries.torch_tensors import (
@@ -34,7 +34,7 @@ from opgrad.call.libraries.torch_tensors import (
     state,
     total,
 )
-from opgrad.call.libraries.torch_warm import key as warm_key
+from opgrad.call.libraries.torch_tensors import key as warm_key
 from opgrad.contract import Operator, check_arrays
 from opgrad.contract.signature import plain
 from opgrad.ops import operators
@@ -81,7 +81,7 @@ def warm_call(op: Operator, given: Mapping[str, Any], args: tuple[Any, ...], kwa
     """The warm call for further calls with this one's key; None if there is none."""
     if op.general is not None and not _is_plain(op, given):
         return None
-    return torch_warm.call_of(op, given, args, kwargs)
+    return torch_tensors.call_of(op, given, args, kwargs)
 
 
 def _is_plain(op: Operator, given: Mapping[str, Any]) -> bool:

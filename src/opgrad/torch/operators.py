@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from opgrad import contract
+from opgrad.call.arrays import model_of
 from opgrad.call.libraries import torch_private
 from opgrad.call.libraries.torch_calls import answer_whole, native, unseen
 from opgrad.call.libraries.torch_private import is_batched
@@ -39,7 +40,6 @@ from opgrad.call.libraries.torch_tensors import (
     numpy_dtypes,
 )
 from opgrad.call.owners import check_owners, library_of
-from opgrad.call.runners import model_of
 from opgrad.contract import Operator, Spec
 from opgrad.contract.signature import PLAIN, is_plain, plain, result_specs
 from opgrad.ops import tensor_operators

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from opgrad import cuda
+from opgrad.call.arrays import Runner
 from opgrad.call.owners import DeviceMemory, arrays_of
-from opgrad.call.runners import Runner
 from opgrad.contract import Operator, Spec
 from opgrad.contract.signature import is_plain, pairs, plain
 from opgrad.cpu.plans import RUNNERS, Kept

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.call import owners
-from opgrad.call.public import public_function
+from opgrad.call.arrays import public_function
 from opgrad.contract import Operator
 
 NAME = "DLPack array"

@@ -17,8 +17,8 @@ import numpy as np
 
 from opgrad.base.locks import in_child
 from opgrad.call import owners
+from opgrad.call.arrays import public_function
 from opgrad.call.libraries import jax_private
-from opgrad.call.public import public_function
 from opgrad.contract import DTYPES, Operator
 
 KNOWN = frozenset(DTYPES.values())

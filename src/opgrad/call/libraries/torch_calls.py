@@ -17,10 +17,9 @@ from typing import Any, TypeVar, cast
 import torch
 
 from opgrad.call import entries
-from opgrad.call.entries import Answered, NotNative
-from opgrad.call.functions import Entries, function_of
+from opgrad.call.calls import Torch, Watcher
+from opgrad.call.entries import Answered, Entries, NotNative, function_of
 from opgrad.call.libraries import torch_private
-from opgrad.call.objects import Torch, Watcher
 from opgrad.cpu.runtime import abi
 from opgrad.cpu.runtime.abi import SUPPORTED, TensorLayout, kept_forever
 

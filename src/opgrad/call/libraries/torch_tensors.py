@@ -1,10 +1,18 @@
-"""PyTorch tensors as kernels take them: their memory and dtypes, and what of PyTorch has to know of a call.
+"""PyTorch's tensors, on the CPU and on CUDA: their memory, their calls, results in storages that a pool keeps.
 
-Kernels get addresses: the NumPy kernels on the CPU, the Triton kernels on CUDA.
+Memory that NumPy's pool gives cannot be resized, as sharded training does. So results lie in storages as torch.empty
+makes them, of which the pool keeps one reference each. It looks at the counts of references, of C++ and of Python, when
+it needs a storage of that size: a tensor, a view, autograd, a NumPy array or DLPack's capsule hold one each.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import ctypes
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from operator import call
 from typing import Any, cast
 
 import ml_dtypes
@@ -12,14 +20,191 @@ import numpy as np
 import torch
 
 from opgrad.call import arrays, owners
-from opgrad.call.libraries import torch_calls, torch_private, torch_storages
+from opgrad.call.arrays import HostRunner, extent
+from opgrad.call.libraries import torch_calls, torch_private
 from opgrad.call.libraries.device import Runners
 from opgrad.call.libraries.torch_calls import KINDS
-from opgrad.call.runners import HostRunner, extent
-from opgrad.contract import DTYPES, FLOATS, Operator, Shape, Spec, signature
+from opgrad.contract import DTYPES, FLOATS, Array, Operator, Shape, Spec, signature
 from opgrad.contract.arrangement import contiguous
 from opgrad.contract.declaration import HOST, NUMBERS, Arrays
+from opgrad.contract.signature import is_plain
+from opgrad.cpu.runtime import pool
 from opgrad.cuda import ALIGNMENT
+
+POOLED_FROM = 1 << 20  # bytes from which a result comes from the pool: malloc itself keeps the memory of smaller ones
+HUGE_FROM = 1 << 22  # bytes from which huge pages are asked for, as NumPy does
+LOOKED_AT = 8  # storages for a result; the next one looks at others
+Kept = tuple[Any, int]  # a storage, and where its memory was
+NONE: deque[Kept] = deque()
+
+_kept: dict[int, deque[Kept]] = {}  # by size in bytes
+pool.EMPTIED.append(_kept.clear)
+# Without the interpreter's lock other threads may change both counts at any time.
+_has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+_references: Callable[[int], int] | None = torch_private.references if _has_lock else None
+
+
+def maker(shape: Shape, strides: Shape, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """What makes results on the CPU of this shape and dtype, with strides in elements that leave no gaps."""
+    plain = partial(torch.empty_strided, shape, strides, dtype=dtype, device="cpu")
+    size = dtype.itemsize * math.prod(shape)
+    if size < POOLED_FROM or size > pool.bound() or _references is None:
+        return plain
+
+    def make() -> torch.Tensor:
+        storage = _take(size)
+        if storage is None:
+            return _new(plain, size)
+        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)
+
+    return make
+
+
+def _take(size: int) -> Any:
+    """A storage of so many bytes that nobody uses, which the pool goes on keeping; None if there is none."""
+    queue = _kept.get(size, NONE)
+    for _ in range(min(len(queue), LOOKED_AT)):
+        try:
+            kept = queue.popleft()
+        except IndexError:  # another thread took it
+            return None
+        if _counts(kept) != _ALONE:
+            queue.append(kept)
+        elif _is_as_it_was(kept, size):
+            storage = kept[0]
+            queue.append(kept)
+            return storage
+    return None
+
+
+def _counts(kept: Kept) -> list[int]:
+    """How many references C++ and Python have to a storage, counted in one step of the interpreter.
+
+    Between two steps another thread might turn a reference of the one kind into one of the other.
+    """
+    counters: tuple[Any, Any] = _references, sys.getrefcount
+    return list(map(call, counters, (kept[0]._cdata, kept[0])))
+
+
+def _is_as_it_was(kept: Kept, size: int) -> bool:
+    """Whether a storage has its own memory of so many bytes, and may be resized.
+
+    It is not if a user resized or shared it, or had a NumPy array of it; of one that was cloned lazily, data_ptr makes
+    the copy.
+    """
+    storage, address = kept
+    return bool(storage.nbytes() == size and storage.resizable() and storage.data_ptr() == address)
+
+
+def _new(plain: Callable[[], torch.Tensor], size: int) -> torch.Tensor:
+    """A result in new memory, which is kept in place of the storages of other sizes."""
+    made = plain()
+    _ask_for_huge_pages(made.data_ptr(), size)
+    _kept.setdefault(size, deque()).append((made.untyped_storage(), made.data_ptr()))
+    while _held() > pool.bound():
+        _drop(next((other for other in list(_kept) if other != size), size))
+    return made
+
+
+def _held() -> int:
+    """The bytes of all storages that are kept, in use or not: whatever is released, no more stays."""
+    return sum(size * len(queue) for size, queue in list(_kept.items()))
+
+
+def _drop(size: int) -> None:
+    """Keep one storage less of this size."""
+    queue = _kept.get(size, deque())
+    with suppress(IndexError):  # another thread was faster
+        queue.popleft()
+    if not queue:
+        _kept.pop(size, None)
+
+
+@cache
+def _advise() -> Any:
+    """The system's madvise, where it can be asked for huge pages."""
+    if not pool.ADVICE:
+        return None
+    function = ctypes.CDLL(None).madvise
+    function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return function
+
+
+def _ask_for_huge_pages(address: int, size: int) -> None:
+    """Have the system put the whole huge pages of new memory into such."""
+    start = -(-address // pool.HUGE) * pool.HUGE
+    length = (address + size) // pool.HUGE * pool.HUGE - start
+    if size >= HUGE_FROM and length > 0 and (advise := _advise()):
+        advise(start, length, pool.ADVICE)
+
+
+_ALONE = _counts((torch.UntypedStorage(1), 0)) if _references else []
+
+
+REGISTERED = 2  # what `isbuiltin` is for dtypes that a package gives NumPy, such as those of ml_dtypes
+
+
+def shared(array: Array) -> torch.Tensor:
+    """A tensor on an array's memory."""
+    if array.dtype.isbuiltin != REGISTERED:
+        return torch.from_numpy(array)
+    bits: Array = array.view(np.int16 if array.itemsize > 1 else np.int8)
+    dtype: Any = getattr(torch, array.dtype.name)
+    return torch.from_numpy(bits).view(dtype)
+
+
+def upload(array: Array, device: str) -> torch.Tensor:
+    """A tensor of its own on a device with the numbers of an array."""
+    return shared(np.array(array, order="C")).to(device)
+
+
+def download(tensor: torch.Tensor) -> Array:
+    """An array with the numbers of a tensor."""
+    host = tensor.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return host.numpy()
+
+
+Arguments = tuple[Any, ...]
+Named = Mapping[str, Any]
+
+
+def key(args: Arguments, kwargs: Named) -> Hashable:
+    """The signature of a call that may be answered so; None for any other."""
+    if torch.compiler.is_compiling():
+        return None
+    values, of = (*args, *kwargs.values()), _cuda.memory.key
+    tensors = [value for value in values if type(value) in PLAIN]
+    if not tensors or not is_here(tensors[0]) or not is_direct(tensors):
+        return None
+    if not all(type(value) in PLAIN or is_plain(value) for value in values):
+        return None
+    try:
+        return (*kwargs, *(of(value) if type(value) in PLAIN else (value, type(value)) for value in values))
+    except RuntimeError:  # a tensor without storage
+        return None
+
+
+def call_of(op: Operator, given: Named, args: Arguments, kwargs: Named) -> Callable[[Arguments, Named], Any] | None:
+    """What answers calls of a signature of which a plain one was answered; None if not by CUDA's kernels."""
+    runner = _cuda.kept.get(_cuda._key(op, given))
+    if runner is None:
+        return None
+    positions = dict(zip(op.parameters, range(len(args)), strict=False))
+    sources = [(positions.get(name), name) for name in op.inputs]
+    computed, finish = runner.computed, runner.finish
+
+    def call(args: Arguments, kwargs: Named) -> Any:
+        arrays = [kwargs.get(name) if place is None else args[place] for place, name in sources]
+        out = kwargs.get("out")
+        results = computed(arrays, out)[1]
+        if out is not None:
+            note_written(results)
+        return finish(tuple(results))
+
+    return call
+
 
 signature.PLAIN.update((torch.dtype, torch.Size))
 
@@ -267,7 +452,7 @@ class _HostMemory(_TensorMemory):
         return array.shape, array.stride(), array.dtype, array.device
 
     def maker(self, spec: Spec, like: torch.Tensor) -> Callable[[], torch.Tensor]:
-        return torch_storages.maker(*_places(spec), TORCH_DTYPES[spec.dtype])
+        return maker(*_places(spec), TORCH_DTYPES[spec.dtype])
 
 
 class _HostRunner(HostRunner):

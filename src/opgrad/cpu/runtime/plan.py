@@ -225,7 +225,7 @@ SCRATCH: Final = -1  # the operand number of scratch memory
 TABLE: Final = -2  # the operand number of the table of all operands' addresses
 
 
-def words(program: Program, couples: Sequence[Couple] = (), spans: Sequence[Span] = ()) -> list[int]:
+def plan_words(program: Program, couples: Sequence[Couple] = (), spans: Sequence[Span] = ()) -> list[int]:
     """The plan's words. couples, spans: the operands that must not overlap, as `overlap_words` gives them."""
     return joined([step_words(step, program) for step in program.steps], program.scratch_bytes, couples, spans)
 
@@ -401,7 +401,7 @@ class RepeatedKernel:
         operands = [Operand(number, array.dtype.name) for number, array in enumerate(arrays)]
         step = Step(kernel, units, arguments(operands), each)
         self._shared = step.parts > 1 and traffic >= least
-        self._plan = np.array(words(Program([step])), np.int64)
+        self._plan = np.array(plan_words(Program([step])), np.int64)
         self._table = np.array([array.ctypes.data for array in arrays], np.int64)
         self._arrays, self._addresses = arrays, (self._plan.ctypes.data, self._table.ctypes.data)
 
