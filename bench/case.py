@@ -12,8 +12,7 @@ from bench.cells import GRAPH, SWEEP, Cell
 from bench.measure import GIVEN, NEW, WAYS, Call
 from opgrad.call.arrays import as_given, expanded, spec_of
 from opgrad.cli.examples import examples, expected
-from opgrad.cli.examples.accuracy import error_in_ulp, reference
-from opgrad.cli.examples.arguments import ArraySource, Numpy, arguments, called
+from opgrad.cli.examples.arguments import ArraySource, Numpy, arguments, called, error_in_ulp, reference
 from opgrad.contract import Array, Operator, Shape, Spec
 from opgrad.contract.signature import Prepared, prepare
 

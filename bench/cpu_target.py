@@ -19,8 +19,7 @@ from bench.case import Case, case_of
 from bench.cells import ATTENTION, LOSSES, PLAIN, STEPS, WORKLOADS, Cell, Workloads
 from bench.measure import GIVEN, NEW, OURS, Call, finite, interleaved, raced
 from bench.peers import COMPILE, tried
-from opgrad.cli.examples.accuracy import error_in_ulp
-from opgrad.cli.examples.arguments import aligned
+from opgrad.cli.examples.arguments import aligned, error_in_ulp
 from opgrad.contract import DTYPES
 from opgrad.contract.signature import Operand, Problem
 from opgrad.cpu.compiler.decorators import inline

@@ -12,7 +12,7 @@ from bench.cpu_target import AttentionCase, Target
 from bench.measure import OURS
 from bench.run import run
 from bench.tables import TITLES, full_table
-from opgrad.cli.examples.accuracy import error_in_ulp, finfo, tolerance
+from opgrad.cli.examples.arguments import error_in_ulp, finfo, tolerance
 from opgrad.contract import DTYPES
 
 torch = pytest.importorskip("torch")

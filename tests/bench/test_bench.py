@@ -33,7 +33,7 @@ from bench.measure import GIVEN, NEW, WAYS
 from bench.run import prepared, previous, run, store, target
 from bench.tables import NOBODY, TITLES, duration, full_table, show, summary
 from opgrad.cli.examples import examples
-from opgrad.cli.examples.accuracy import error_in_ulp, last_place
+from opgrad.cli.examples.arguments import error_in_ulp, last_place
 from opgrad.contract import DTYPES as NUMPY_DTYPES
 from opgrad.contract import FLOATS
 from opgrad.ops import graph_operators, operators

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import opgrad
 from opgrad.cli import check, machine
-from opgrad.cli.commands.check import check as command
+from opgrad.cli.app import check as command
 from opgrad.contract import FLOATS
 from opgrad.ops import operators
 

@@ -23,7 +23,7 @@ from bench.peers import LONGEST_NOTE, reason
 from bench.run import run
 from bench.tables import full_table, left_out
 from opgrad.cli import machine
-from opgrad.cli.examples.accuracy import error_in_ulp, reference
+from opgrad.cli.examples.arguments import error_in_ulp, reference
 from opgrad.contract import DTYPES
 from opgrad.ops import operators
 

@@ -15,7 +15,7 @@ from bench.cells import DTYPES, EXAMPLE, Cell
 from bench.measure import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
 from bench.torch_operators import fastest
 from opgrad.cli.examples import examples, listed
-from opgrad.cli.examples.accuracy import error_in_ulp, reference
+from opgrad.cli.examples.arguments import error_in_ulp, reference
 from opgrad.ops import graph_operators, operators
 
 NOT_COMPARED = {"quick_gelu", "quick_gelu_grad"}  # SiLU is QuickGelu with alpha 1

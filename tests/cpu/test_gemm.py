@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from opgrad.cli.examples.accuracy import error_in_ulp, tolerance
+from opgrad.cli.examples.arguments import error_in_ulp, tolerance
 from opgrad.contract import DTYPES, FLOATS
 from opgrad.cpu.compiler.decorators import kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Private, Rows, Units

@@ -13,7 +13,7 @@ FAMILIES = """
 import numpy as np
 import opgrad
 from opgrad.ops import public_operators
-from opgrad.cli.examples.accuracy import error_in_ulp, tolerance
+from opgrad.cli.examples.arguments import error_in_ulp, tolerance
 from opgrad.cli.examples import Example, examples, expected, listed
 
 SMALL = 3000

@@ -15,7 +15,7 @@ import wheels
 from subprocesses import run_python
 from typer.testing import CliRunner
 
-from opgrad.cli import packing
+from opgrad.cli import compile as packing
 from opgrad.cli.app import app
 from opgrad.cpu.compiler import packs, processors, relocations, sources
 from opgrad.cpu.compiler.cache import ObjectCache
@@ -324,9 +324,9 @@ def test_code_that_cannot_be_run_here(monkeypatch):
     """Kernels of a set are found by running it, which nothing stands in for on a lesser x86-64."""
     monkeypatch.setattr(packing, "is_here", lambda processor: processor == PROCESSORS["x86-64-v2"])
     with pytest.raises(ValueError, match="compile: set has to be run to find its kernels, and code for x86-64-v4"):
-        packing._check("x86-64-v4", [("set", None)])
-    packing._check("aarch64", [("set", None)])
-    packing._check("x86-64-v4", [])
+        packing._check_runs("x86-64-v4", [("set", None)])
+    packing._check_runs("aarch64", [("set", None)])
+    packing._check_runs("x86-64-v4", [])
 
 
 def test_a_wheel_that_carries_a_pack(tmp_path):

@@ -25,7 +25,7 @@ from onnx_cases import check, find, samples
 from onnx_models import one_node
 from subprocesses import run_python
 
-from opgrad.cli.packing import DEVICES
+from opgrad.cli.compile import DEVICES
 from opgrad.contract import Spec
 from opgrad.contract.signature import Operand
 from opgrad.cpu.compiler import packs

@@ -5,7 +5,7 @@ import pytest
 from accuracy import differences
 
 import opgrad
-from opgrad.cli.examples.accuracy import error_in_ulp, tolerance
+from opgrad.cli.examples.arguments import error_in_ulp, tolerance
 from opgrad.contract import reference
 from opgrad.contract.signature import MOST_DIMENSIONS
 

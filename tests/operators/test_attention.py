@@ -7,7 +7,7 @@ from graph_cases import call, check_close
 
 import opgrad
 from opgrad.cli.examples import expected as reference
-from opgrad.cli.examples.accuracy import tolerance
+from opgrad.cli.examples.arguments import tolerance
 from opgrad.ops import graph_operators
 
 NAN, INF = np.nan, np.inf

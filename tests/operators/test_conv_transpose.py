@@ -11,7 +11,7 @@ from graph_cases import call, check_close
 import opgrad
 from opgrad.cli.examples import expected as expected_of
 from opgrad.cli.examples import listed
-from opgrad.cli.examples.windows import _transposed as transposed
+from opgrad.cli.examples.arrays import _transposed as transposed
 from opgrad.cpu.programs import convolution
 from opgrad.ops import graph_operators
 

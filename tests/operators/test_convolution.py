@@ -11,7 +11,7 @@ from graph_cases import call, check_close
 import opgrad
 from opgrad.cli.examples import examples, listed
 from opgrad.cli.examples import expected as expected_of
-from opgrad.cli.examples.windows import _convolution as convolved
+from opgrad.cli.examples.arrays import _convolution as convolved
 from opgrad.cpu.programs import convolution
 from opgrad.cpu.programs.convolution import window_steps
 from opgrad.ops import graph_operators

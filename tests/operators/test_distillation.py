@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad.cli.examples.accuracy import error_in_ulp, finfo, roundings, tolerance, widened
+from opgrad.cli.examples.arguments import error_in_ulp, finfo, roundings, tolerance, widened
 from opgrad.contract import FLOATS, reference
 
 N, H, K, C = 20, 6, 9, 50

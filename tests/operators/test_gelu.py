@@ -6,7 +6,7 @@ from graph_cases import call, check_close
 
 import opgrad
 from opgrad.cli.examples import expected as reference
-from opgrad.cli.examples.accuracy import last_place
+from opgrad.cli.examples.arguments import last_place
 from opgrad.ops import graph_operators
 
 GRADIENTS = [("gelu_grad", "gelu"), ("fast_gelu_grad", "fast_gelu")]

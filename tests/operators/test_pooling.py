@@ -11,7 +11,7 @@ from graph_cases import call, check_close
 import opgrad
 from opgrad.cli.examples import examples
 from opgrad.cli.examples import expected as expected_of
-from opgrad.cli.examples.windows import average_pool_grad as averages
+from opgrad.cli.examples.arrays import average_pool_grad as averages
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.windows import axes
 

@@ -5,8 +5,7 @@ import pytest
 from graph_cases import call, changed, check_close
 
 import opgrad
-from opgrad.cli.examples import examples, expected, listed
-from opgrad.cli.examples import recurrent as layers
+from opgrad.cli.examples import examples, expected, layers, listed
 from opgrad.ops import graph_operators
 
 OPERATORS = {name: graph_operators()[name] for name in ("lstm_training", "lstm_grad", "gru_training", "gru_grad")}

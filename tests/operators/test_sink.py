@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad.cli.examples.accuracy import finfo, widened
+from opgrad.cli.examples.arguments import finfo, widened
 from opgrad.contract import FLOATS, reference
 
 

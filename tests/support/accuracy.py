@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from samples import bits, call, cast, elements, is_float, reference
 
-from opgrad.cli.examples.accuracy import roundings
+from opgrad.cli.examples.arguments import roundings
 from opgrad.contract import DTYPES
 
 

@@ -8,7 +8,7 @@ they may be off by the relative errors of all factors, times the sum of the term
 import numpy as np
 
 import opgrad
-from opgrad.cli.examples.accuracy import finfo, roundings, widened
+from opgrad.cli.examples.arguments import finfo, roundings, widened
 from opgrad.contract import reference
 from opgrad.contract.arrangement import sum_to
 from opgrad.ops.reference import attention as whole

@@ -17,7 +17,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
 
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.onnxruntime import lower
 from opgrad.onnxruntime.runners import lower_file
 from opgrad.training import ArtifactSet, Trainer

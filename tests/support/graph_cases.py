@@ -5,7 +5,7 @@ import pytest
 
 import opgrad
 from opgrad.cli.examples import listed
-from opgrad.cli.examples.accuracy import error_in_ulp, tolerance
+from opgrad.cli.examples.arguments import error_in_ulp, tolerance
 from opgrad.contract import FLOATS
 from opgrad.ops import graph_operators
 

@@ -10,7 +10,7 @@ import onnxruntime
 from halved_models import halved
 from real_models import RealModel
 
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from opgrad.cli.examples.accuracy import error_in_ulp, reference, roundings, tolerance
+from opgrad.cli.examples.arguments import error_in_ulp, reference, roundings, tolerance
 from opgrad.contract import DTYPES
 from opgrad.ops import loss_operators
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import opgrad.torch  # noqa: E402
-from opgrad.cli.examples.accuracy import tolerance  # noqa: E402
+from opgrad.cli.examples.arguments import tolerance  # noqa: E402
 from opgrad.torch.losses import distillation  # noqa: E402
 
 N, H, K, C = 40, 12, 20, 70

@@ -13,7 +13,7 @@ from command import cli
 from small_models import build, images, normal, perceptron, two_outputs
 
 from opgrad.cli.commands.options import words
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.training.artifacts import generate_artifacts
 from opgrad.training.make.named_blocks import Loss, Optimizer
 from opgrad.training.onnxblock import loss, optim

@@ -8,7 +8,7 @@ import torch
 from onnx import numpy_helper
 from small_models import build, normal
 
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 

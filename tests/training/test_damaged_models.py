@@ -13,7 +13,7 @@ import pytest
 from artifact_sets import optimizer_model, write_linear_set
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.loading import check_sizes, read_model
 from opgrad.onnx.passes import prepare

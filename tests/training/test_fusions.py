@@ -5,7 +5,7 @@ import pytest
 from artifact_sets import EXAMPLES
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet, Trainer

@@ -10,7 +10,7 @@ from small_models import build, normal
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 

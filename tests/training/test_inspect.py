@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, operators
 
 HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'

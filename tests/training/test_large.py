@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from small_models import build, normal
 
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.training import ArtifactSet, Checkpoint, Dataset, Trainer, read_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts

@@ -8,7 +8,7 @@ from small_models import LABELS, build, images, normal, perceptron, run
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.training import ArtifactSet, Trainer, onnxblock, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.make.checks import quantity

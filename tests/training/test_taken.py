@@ -11,7 +11,7 @@ from small_models import build, normal, perceptron
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.api import CheckpointState, Module
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import opgrad
 from opgrad.base.writing import finish_interrupted, replace_file, staged
-from opgrad.cli import packing
+from opgrad.cli import compile as packing
 from opgrad.cli.app import app
 from opgrad.onnx.plain import lowering
 from opgrad.onnxruntime.runners import lower_file

@@ -85,7 +85,7 @@ def differentiated(data: bytes) -> None:
 
 def inspected(path: Path) -> None:
     """What `opgrad inspect` tells of a model."""
-    from opgrad.cli.inspect.inspection import inspect
+    from opgrad.cli.inspection import inspect
 
     inspect(path)
 

@@ -1,25 +1,171 @@
-"""The command `opgrad`. Every command imports what is heavy when it runs, so that `--help` is quick."""
+"""The command `opgrad`, and its small commands. All import what is heavy when they run, so that `--help` is quick."""
 
 import json
 import sys
 from collections.abc import Callable
 from inspect import getdoc
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 import opgrad
-from opgrad.base.terminal import console, existing, show_failure
-from opgrad.cli.commands.artifacts import artifacts
-from opgrad.cli.commands.check import check
-from opgrad.cli.commands.compile import compile_kernels
-from opgrad.cli.commands.errors import explains_errors
-from opgrad.cli.commands.lower import lower
+from opgrad.base.terminal import console, existing, folders_argument, show_failure
+from opgrad.cli.commands.artifacts import artifacts, made_folder
+from opgrad.cli.commands.options import explains_errors
 from opgrad.cli.commands.step import step
 from opgrad.cli.commands.train import train
 from opgrad.cli.commands.tune import tune
+
+if TYPE_CHECKING:
+    from opgrad.contract import Operator
+
+
+def check(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Test all dtypes and examples.")] = False,
+) -> None:
+    """Test every operator on this machine against its float64 reference.
+
+    With an example in float32; with --full with all examples in four dtypes,
+    which takes minutes where no kernels are compiled yet. Says what was found:
+    the CPU, its vectors, the threads, the cache of compiled kernels, the CUDA
+    device, the packages that opgrad works with. Where there is a CUDA device,
+    every operator is tested on it too. Exit status 0: all is right; 1:
+    something is wrong.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from opgrad.cli import check as self_test
+
+    screen = console()
+
+    def progress(items: "list[Operator]") -> Any:
+        return items if as_json else track(items, "testing", console=screen, transient=True)
+
+    extent = self_test.FULL if full else self_test.QUICK
+    self_test.compile_missing(extent, Console(quiet=True) if as_json else screen)
+    found = self_test.examine(progress, extent)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        self_test.show(screen, found)
+    raise typer.Exit(0 if found["right"] else 1)
+
+
+def compile_kernels(
+    folders: Annotated[
+        list[Path] | None, folders_argument("Artifact sets: the kernels of their graphs and optimizers.")
+    ] = None,
+    model: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="A set, as DIR; default: none.")] = None,
+    ops: Annotated[
+        str, typer.Option(metavar="NAME,…", help="The operators; default: all, or with DIR those of the graphs.")
+    ] = "",
+    dtypes: Annotated[
+        str, typer.Option(metavar="NAME,…", help="Dtypes of operators; default: float32,float64,float16,bfloat16.")
+    ] = "",
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="How many processes compile; default: one for each CPU.")
+    ] = None,
+    processors: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="NAME,…",
+            help="Make a pack for x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4-bf16, aarch64; sm_80, sm_90, sm_100: "
+            "for CUDA devices; default: no pack.",
+        ),
+    ] = "",
+    program: Annotated[
+        str,
+        typer.Option("--run", metavar="'PROGRAM.py ARG…'", help="Program of a pack; default: none."),
+    ] = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the pack; default: none.")
+    ] = None,
+) -> None:
+    """Compile kernels into the cache, so that no later process has to.
+
+    Without arguments the kernels that plain calls of all operators take;
+    with DIR those that training and evaluation of artifact sets take. Meant
+    for images of containers, which then start warm: docs/guides/cache.md. Kernels
+    fit the kind of CPU that they are compiled on.
+
+    With --for they go into one file for other machines, which need no
+    compiler then: docs/guides/packs.md.
+
+    Example: opgrad compile examples/digits
+    Example: opgrad compile --for x86-64-v3,aarch64 examples/digits -o kernels.pack
+    """
+    from opgrad.cli.compile import compile_all
+
+    compile_all([*(folders or []), *(model or [])], ops, dtypes, jobs, processors, program, output)
+
+
+if TYPE_CHECKING:
+    from opgrad.onnxruntime.runners import Lowered
+
+MOST_OUTPUTS = 8  # that are named
+
+
+def lower(
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="An .onnx file.", callback=existing, dir_okay=False)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write, whose folder is made; default: none, with --list."),
+    ] = None,
+    operator: Annotated[
+        list[str] | None,
+        typer.Option(help="Lower these operators alone, of those that --list prints; default: all.", metavar="NAME"),
+    ] = None,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="Print which operators can be lowered, and why the others cannot.")
+    ] = False,
+) -> None:
+    """Turn a model's training operators into functions of plain ONNX operators, for places without opgrad.
+
+    What the originals wrote into their inputs becomes an additional output, named after the input with .next.
+
+    Example: opgrad lower examples/digits/training_model.onnx -o plain.onnx
+    """
+    from opgrad.onnxruntime import LOWERED, NOT_LOWERED, runners
+
+    if show_list:
+        typer.echo("\n".join([*sorted(LOWERED), "", *(f"{name}: {why}" for name, why in sorted(NOT_LOWERED.items()))]))
+        return
+    if model is None or output is None:
+        raise typer.BadParameter("expected MODEL and --output, or --list")
+    with made_folder(output.absolute().parent):
+        lowered = runners.lower_file(model, output, operator or None)
+    _print(output, lowered)
+
+
+def _print(target: Path, found: "Lowered") -> None:
+    """Print what became of the operators, and which outputs there are now."""
+    from opgrad.cli import text
+
+    screen = console()
+    text.fit(screen)
+    table = Table("operator", title=f"lowered in {target}", title_justify="left")
+    for title in ("nodes", "functions"):
+        table.add_column(title, justify="right")
+    for name, nodes in found.nodes.items():
+        table.add_row(name, str(nodes), str(found.functions[name]))
+    table.add_section()
+    table.add_row(f"{len(found.nodes)} in all", str(sum(found.nodes.values())), str(sum(found.functions.values())))
+    screen.print(table)
+    if found.outputs:
+        count, names = len(found.outputs), found.outputs[:MOST_OUTPUTS]
+        names += [f"… and {count - MOST_OUTPUTS} more"] if count > MOST_OUTPUTS else []
+        added = f"{count} outputs added: {', '.join(names)}; opgrad.feedback in the model's metadata tells their inputs"
+        screen.print(added, highlight=False)
+    for name in found.left:
+        screen.print(f"not lowered, and not in stock onnxruntime: {name}", style="red", highlight=False)
+
 
 TEXT_WIDTH = 200  # of a table in a file or a pipe
 
@@ -80,13 +226,14 @@ def inspect(
 
     Example: opgrad inspect model.onnx
     """
-    from opgrad.cli.inspect import inspection, tables
+    from opgrad.cli.inspection import inspect as look_at
+    from opgrad.cli.inspection import print_inspection
 
-    found = inspection.inspect(path)
+    found = look_at(path)
     if as_json:
         typer.echo(json.dumps(found.as_json(), indent=1))
     else:
-        tables.print_inspection(console(), found)
+        print_inspection(console(), found)
     if not found.runs:
         raise typer.Exit(1)
 

@@ -22,8 +22,7 @@ from opgrad.base.limits import default_threads
 from opgrad.cli import machine
 from opgrad.cli.compile import compile_calls, compile_operator, run
 from opgrad.cli.examples import examples, expected, listed, signatures
-from opgrad.cli.examples.accuracy import error_in_ulp, tolerance
-from opgrad.cli.examples.arguments import Example
+from opgrad.cli.examples.arguments import Example, error_in_ulp, tolerance
 from opgrad.contract import FLOATS, Operator
 from opgrad.cpu.compiler.decorators import noting, object_cache
 from opgrad.cpu.compiler.requests import Work

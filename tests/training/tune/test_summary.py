@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.cli.inspect.inspection import inspect
+from opgrad.cli.inspection import inspect
 from opgrad.tune import Tuner
 from opgrad.tune.adapted_model import megabytes, summary
 

@@ -1,15 +1,278 @@
-"""The command `opgrad artifacts`."""
+"""The command `opgrad artifacts`, and training artifacts of a model as other commands are asked for them."""
 
-from dataclasses import MISSING, dataclass
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.text import Text
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.commands.making import LossOptions, Making, OptimizerOptions, ParameterOptions, make
-from opgrad.cli.commands.options import opt, positive, takes_groups
+from opgrad.cli.commands.options import opt, option, positive, said, takes_groups
+from opgrad.training.make.named_blocks import Loss, Optimizer
+
+if TYPE_CHECKING:
+    from opgrad.training.run.recipe import Recipe
+
+# The options for arguments that have other names.
+OPTIONS = {
+    "additional_output_names": "output_name",
+    "clip_grad": "clip_norm",
+    "frozen_params": "freeze",
+    "loss_input_names": "loss_input",
+    "max_norm": "clip_norm",
+    "requires_grad": "train",
+}
+
+
+def numbers(text: str | None) -> str | None:
+    """Text with numbers and commas between them. Raises typer.BadParameter."""
+    try:
+        _numbers(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,0.5,2") from None
+    return text
+
+
+def _numbers(given: str | None) -> list[float] | None:
+    return None if given is None else [float(each) for each in given.split(",")]
+
+
+@dataclass(frozen=True)
+class ParameterOptions:
+    """Which parts of a model are trained, and how."""
+
+    PANEL: ClassVar = "Model"
+    train: list[str] | None = opt("Weights to train: a name or 'head.*'; default: all.", metavar="PATTERN")
+    freeze: list[str] | None = opt(
+        "Weights that stay as they are: a name or 'backbone.*'; default: none.", metavar="PATTERN"
+    )
+    batch_norm: str | None = opt(
+        "What batch normalization does: model, train or freeze; default: model, as the model has it.", metavar="KIND"
+    )
+    checkpoint_segments: int | None = opt(
+        "Keep activations of so many segments alone, and compute the others again; default: keep all.", min=1
+    )
+    untie: bool | None = opt("Make a copy for each layer that reads one tensor. Default: they share it.", "--untie")
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """The loss of a model. Those below `loss_input` are arguments of losses."""
+
+    PANEL: ClassVar = "Loss"
+    loss: Loss | None = opt(f"The loss is {', '.join(Loss)}; default: the model's first output.", metavar="KIND")
+    loss_input: list[str] | None = opt("A value that the loss takes; default: all outputs.", metavar="NAME")
+    reduction: str | None = opt(
+        "The loss of a batch is the mean or the sum of its losses, of kl-div also the batchmean; default: mean.",
+        metavar="KIND",
+    )
+    label_smoothing: float | None = opt(
+        "How far cross-entropy's targets are spread over all classes, 0 to 1; default: 0."
+    )
+    ignore_index: int | None = opt("The label that cross-entropy and nll leave out; default: none.")
+    class_axis: int | None = opt(
+        "The axis of cross-entropy's and nll's classes; default: the last, of four axes and more the second."
+    )
+    weight: str | None = opt(
+        "The weight of each class, such as 1,0.5,2; default: 1 each.", metavar="NUMBERS", callback=numbers
+    )
+    pos_weight: str | None = opt(
+        "The weight of bce-with-logits' targets that are 1; default: 1.", metavar="NUMBERS", callback=numbers
+    )
+    delta: float | None = opt("The difference from which huber grows linearly; default: 1.", callback=positive)
+    beta: float | None = opt("The difference from which smooth-l1 grows linearly; default: 1.", min=0)
+    log_target: bool | None = opt("Whether kl-div's targets are logarithms, too; default: no.")
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """The optimizer. Those below `optimizer` are its arguments; the learning rate is a setting of the training."""
+
+    PANEL: ClassVar = "Optimizer"
+    optimizer: Optimizer | None = opt(f"The optimizer is {', '.join(Optimizer)}; default: adamw.", metavar="KIND")
+    weight_decay: float | None = opt("The weight decay of adamw; default: 0.")
+    betas: str | None = opt(
+        "The decay of adamw's two moments; default: 0.9,0.999.", metavar="NUMBERS", callback=numbers
+    )
+    eps: float | None = opt("What adamw adds to its divisor; default: 1e-6.")
+    adam_mode: int | None = opt("The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 1.")
+
+
+@dataclass(frozen=True)
+class QuantizationOptions:
+    """How a model is quantized, and learns from what it was. Those below `quantize` are for it alone."""
+
+    PANEL: ClassVar = "Quantization"
+    quantize: str | None = opt("Train it as an integer model, int8 or int4; default: as it is.", metavar="KIND")
+    quantize_weights: list[str] | None = opt(
+        "Weights that become integers: a name or 'layers.*'; default: all.", metavar="PATTERN"
+    )
+    per_channel: bool | None = opt("A scale for each channel of a weight; default: one for all.", "--per-channel")
+    calibrate: Path | None = opt(
+        "Data for the scales of int8's activations; default: the training rows.", callback=existing
+    )
+    distill: float | None = opt("How much it learns from the float model's scores, 0 to 1; default: nothing.")
+    temperature: float | None = opt("What --distill divides the scores by; default: 2.", callback=positive)
+
+
+@dataclass(frozen=True)
+class Making:
+    """All that says how artifacts are made."""
+
+    parameters: ParameterOptions
+    loss: LossOptions
+    optimizer: OptimizerOptions
+    quantization: QuantizationOptions = field(default_factory=QuantizationOptions)
+
+    @property
+    def groups(self) -> tuple[ParameterOptions, LossOptions, OptimizerOptions, QuantizationOptions]:
+        """The groups of options."""
+        return self.parameters, self.loss, self.optimizer, self.quantization
+
+    def with_recipe(self, recipe: "Recipe") -> "Making":
+        """The request with a recipe's settings where no option was given."""
+        loss, parameters = self.loss, self.parameters
+        if recipe.loss is not None and loss.loss is None:
+            loss = replace(loss, loss=Loss(recipe.loss))
+        if parameters.batch_norm is None:
+            parameters = replace(parameters, batch_norm=recipe.batch_norm)
+        return replace(self, loss=loss, parameters=parameters)
+
+    def arguments(self, clip_norm: float | None = None) -> dict[str, Any]:
+        """Arguments of `generate_artifacts`. Raises ValueError for what a loss or an optimizer does not take.
+
+        clip_norm: of the optimizer model.
+        """
+        own, loss = vars(self.parameters), _values(self.loss)
+        optimizer = _values(self.optimizer) | ({"clip_grad": _clipping(clip_norm)} if clip_norm else {})
+        kind, inputs = loss.pop("loss"), loss.pop("loss_input")
+        if kind is None and (others := [name for name, value in loss.items() if value is not None]):
+            raise ValueError(f"{option(others[0])} is of a loss, expected --loss, too")
+        found = {
+            "requires_grad": own["train"] or None,
+            "frozen_params": own["freeze"] or None,
+            "loss_input_names": inputs or None,
+            "loss": None if kind is None else _block(kind, loss),
+            "optimizer": _block(optimizer.pop("optimizer") or Optimizer.AdamW, optimizer),
+            "batch_norm": own["batch_norm"] or "model",
+            "untie": bool(own["untie"]),
+        }
+        if self.quantization.distill is not None:
+            found |= self._distilled(found["loss"], found["frozen_params"])
+        segments = own["checkpoint_segments"]
+        return found if segments is None else {**found, "checkpoint_segments": segments}
+
+    def _distilled(self, loss: Any, frozen: list[str] | None) -> dict[str, Any]:
+        """The loss with what is learned from the float model, whose weights are frozen."""
+        from opgrad.training.quantization.distillation import TEACHER, Distillation
+
+        if loss is None:
+            raise ValueError("--distill is of scores that a loss compares, expected --loss, too")
+        block = Distillation(loss, self.quantization.distill or 0.0, self.quantization.temperature or 2.0)
+        return {"loss": block, "frozen_params": [*(frozen or ()), f"{TEACHER}*"]}
+
+
+def _values(group: Any) -> dict[str, Any]:
+    """Options by name, lists of numbers as such."""
+    values = vars(group).copy()
+    return values | {name: _numbers(values[name]) for name in ("weight", "pos_weight", "betas") if name in values}
+
+
+def _clipping(norm: float) -> Any:
+    from opgrad.training.make.blocks.optim import ClipGradNorm
+
+    return ClipGradNorm(norm)
+
+
+def _block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
+    """The block of this kind with the options that were given. Raises ValueError for one that it does not take."""
+    from opgrad.training.make.blocks import loss, optim
+
+    made = getattr(loss if isinstance(kind, Loss) else optim, kind.name)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    taken = inspect.signature(made).parameters
+    if wrong := [option(name) for name in given if name not in taken]:
+        known = [option(name) for name in taken if name in arguments]
+        raise ValueError(f"{kind} takes no {', '.join(wrong)}, expected {', '.join(known) or 'no options'}")
+    try:
+        return made(**given)
+    except ArgumentError as error:
+        raise ValueError(f"{error.caller}: {said(error, '', OPTIONS)}") from None
+
+
+def make(
+    model: Path, making: Making, folder: Path | None, who: str, clip_norm: float | None = None, **others: Any
+) -> Any:
+    """Make the artifacts of a model in a folder, which is made if need be, and is as it was after an error.
+
+    folder: None: they are made in memory. who: the command, for messages. clip_norm: of the optimizer model.
+    others: arguments of `generate_artifacts`.
+    Returns what `generate_artifacts` or, in memory, `models_of` returns. Raises ValueError for a model or options of
+    which nothing can be made, OSError.
+    """
+    from opgrad.onnx.graph.loading import read_model
+    from opgrad.training.make import artifacts
+
+    arguments = {**making.arguments(clip_norm), **others}
+    read = read_model(model, who, outside=False)
+    if arguments["loss"] is None:
+        outputs = [each for each in read.graph.output if each.type.HasField("tensor_type")]
+        if outputs and outputs[0].type.tensor_type.HasField("shape"):
+            sizes = outputs[0].type.tensor_type.shape.dim
+            if any(not each.HasField("dim_value") or each.dim_value != 1 for each in sizes):
+                known = ", ".join(Loss)
+                raise ValueError(
+                    f"{who}: {model}: its first output {outputs[0].name!r} is not one number, expected --loss: {known}"
+                )
+    try:
+        if folder is None:
+            return artifacts.models_of(model, **arguments)
+        with made_folder(folder), _silent(artifacts.logger):  # the commands print the notes
+            return artifacts.generate_artifacts(model, artifact_directory=folder, **arguments)
+    except (LookupError, NotImplementedError, TypeError, ValueError) as error:
+        text = said(error, "generate_artifacts", OPTIONS)
+        raise ValueError(text if str(model) in text else f"{who}: {model}: {text}") from None
+
+
+@contextmanager
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    """Let a logger say nothing meanwhile."""
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder that is there; what had to be made is gone after an error."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+        raise
+
+
+@contextmanager
+def results_folder(folder: Path) -> Iterator[None]:
+    """A folder that is there and takes files, tried before any work; what had to be made is gone after an error."""
+    with made_folder(folder):
+        with TemporaryFile(dir=folder):
+            pass
+        yield
+
 
 if TYPE_CHECKING:
     from opgrad.training.make.artifacts import Artifacts
@@ -75,7 +338,7 @@ def artifacts(
 
 def _print(made: "Artifacts", prefix: str, loss: str) -> None:
     """Print what was chosen and written."""
-    from opgrad.cli.inspect import inspection, text
+    from opgrad.cli import inspection, text
 
     screen = console()
     text.fit(screen)

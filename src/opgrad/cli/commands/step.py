@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.commands.making import made_folder, numbers
+from opgrad.cli.commands.artifacts import made_folder, numbers
 from opgrad.cli.commands.options import opt, option, positive, takes_groups
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class StepOptimizerOptions:
 
     def rule(self) -> "StepRule | None":
         """The rule, None for that of the set. Raises ValueError for an attribute of another optimizer."""
-        from opgrad.cli.inspect.text import SETTINGS
+        from opgrad.cli.text import SETTINGS
         from opgrad.training.export.rules import rule
 
         given = {name: value for name, value in vars(self).items() if name != "optimizer" and value is not None}
@@ -157,7 +157,7 @@ def _is_language_model(directory: Path) -> bool:
 
 def _print(made: "Exported") -> None:
     """Print what was written, and what the step takes and gives."""
-    from opgrad.cli.inspect import text
+    from opgrad.cli import text
     from opgrad.training.files.dataset import show
     from opgrad.training.make.checks import quantity
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.commands.making import (
+from opgrad.cli.commands.artifacts import (
     LossOptions,
     Making,
     OptimizerOptions,
@@ -206,7 +206,7 @@ def _made(
     model: Path, making: Making, paths: Paths, recipe: "Recipe", processes: "OneProcess", screen: Console
 ) -> "ArtifactSet":
     """The artifacts of a model, also in the folder that keeps them."""
-    from opgrad.cli.inspect.text import amount
+    from opgrad.cli.text import amount
     from opgrad.training.make.artifacts import described
     from opgrad.training.make.generation import Files
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.commands.making import results_folder
+from opgrad.cli.commands.artifacts import results_folder
 from opgrad.cli.commands.options import RunSettings, given, opt, takes_groups, words
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _train(
     command: str,
 ) -> None:  # fmt: skip
     """Train, and print what came of it. command: goes on with the run."""
-    from opgrad.cli.inspect.tables import print_adapters
+    from opgrad.cli.inspection import print_adapters
     from opgrad.training.make.checks import quantity
     from opgrad.training.run.fit import Interrupted
     from opgrad.training.run.report import TrainingBar

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.call import arrays
-from opgrad.cli.examples import layers, losses, recurrent, tensors, windows
-from opgrad.cli.examples.accuracy import widened
-from opgrad.cli.examples.arguments import PLANNED, Example, arguments, options_of, signature
+from opgrad.call.arrays import as_given, expanded, spec_of
+from opgrad.cli.examples import arrays, layers
+from opgrad.cli.examples.arguments import PLANNED, Example, arguments, options_of, signature, widened
 from opgrad.contract import DTYPES, FLOATS, Array, Operator, Shape, Spec
 
 Examples = Callable[[np.random.Generator, bool], Sequence[Example]]
-FILES = (layers, losses, windows, recurrent, tensors)
+FILES = (layers, arrays)
 
 
 def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) -> list[Example]:
@@ -43,10 +42,10 @@ def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec |
             yield op, *signature(op, shape, dtype, **options)
         return
     for example in examples(op, dtype):
-        of, given = arrays.expanded(op, dict(example.arguments))
-        given = arrays.as_given(of, given)
+        of, given = expanded(op, dict(example.arguments))
+        given = as_given(of, given)
         attributes = {name: given[name] for name in of.attributes if name in given}
-        yield of, [arrays.spec_of(given.get(name)) for name in of.arrays], attributes
+        yield of, [spec_of(given.get(name)) for name in of.arrays], attributes
 
 
 def own_examples(op: Operator) -> Examples | None:

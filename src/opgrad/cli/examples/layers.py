@@ -1,4 +1,4 @@
-"""Example arguments for operators of language models and of normalization."""
+"""Example arguments for operators of language models, normalization, recurrent layers and losses."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.cli.examples.arguments import Example
-from opgrad.contract import Array, Shape, reference
+from opgrad.contract import REDUCTIONS, Array, Shape, reference
 
 # --- activations, gated layers, dropout ------------------------------------------------------------------------------
 
@@ -20,24 +20,24 @@ FAR = 6.0  # the standard deviation of small inputs: some lie where only the tai
 USUAL = 2.0  # that of large ones, as activations have it
 
 
-def _normal(rng: np.random.Generator, shape: Shape, deviation: float = 1.0) -> Array:
+def normal(rng: np.random.Generator, shape: Shape, deviation: float = 1.0) -> Array:
     return np.asarray(rng.normal(0.0, deviation, shape))
 
 
 def gelu(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     shapes, deviation = ([LARGE_ELEMENTS], USUAL) if large else (ELEMENTS, FAR)
-    return [Example({"x": _normal(rng, shape, deviation)}) for shape in shapes]
+    return [Example({"x": normal(rng, shape, deviation)}) for shape in shapes]
 
 
 def gelu_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     shapes, deviation = ([LARGE_ELEMENTS], USUAL) if large else (ELEMENTS, FAR)
-    return [Example({"dy": _normal(rng, shape), "x": _normal(rng, shape, deviation)}) for shape in shapes]
+    return [Example({"dy": normal(rng, shape), "x": normal(rng, shape, deviation)}) for shape in shapes]
 
 
 def bias_gelu_grad_dx(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     found = []
     for shape in [LARGE_ELEMENTS] if large else ROWS_OF_BIAS:
-        arrays = {"dy": _normal(rng, shape), "x": _normal(rng, shape, FAR), "bias": _normal(rng, shape[-1:])}
+        arrays = {"dy": normal(rng, shape), "x": normal(rng, shape, FAR), "bias": normal(rng, shape[-1:])}
         found.append(Example(arrays))
     return found
 
@@ -48,7 +48,7 @@ fast_gelu, fast_gelu_grad, bias_fast_gelu_grad_dx = gelu, gelu_grad, bias_gelu_g
 def _gates(rng: np.random.Generator, large: bool, names: Sequence[str]) -> Sequence[Example]:
     activations = ("silu", "gelu", "gelu_tanh")
     pairs = [(LARGE_GATE, "silu")] if large else itertools.product(ELEMENTS[:-1], activations)
-    return [Example({**{name: _normal(rng, shape, 2) for name in names}, "activation": of}) for shape, of in pairs]
+    return [Example({**{name: normal(rng, shape, 2) for name in names}, "activation": of}) for shape, of in pairs]
 
 
 def gated_linear_unit(rng: np.random.Generator, large: bool) -> Sequence[Example]:
@@ -61,9 +61,9 @@ def gated_linear_unit_grad(rng: np.random.Generator, large: bool) -> Sequence[Ex
 
 def dropout(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     if large:
-        return [Example({"x": _normal(rng, LARGE_ELEMENTS), "ratio": 0.1, "seed": np.array(7)})]
-    given = [Example({"x": _normal(rng, shape), "seed": np.array(at - 2)}) for at, shape in enumerate(DROPPED)]
-    x = _normal(rng, (5, 33))
+        return [Example({"x": normal(rng, LARGE_ELEMENTS), "ratio": 0.1, "seed": np.array(7)})]
+    given = [Example({"x": normal(rng, shape), "seed": np.array(at - 2)}) for at, shape in enumerate(DROPPED)]
+    x = normal(rng, (5, 33))
     more: list[dict[str, Any]] = [{"ratio": ratio, "seed": 2**62 + 1} for ratio in (0.0, 0.1, 1.0)]
     more.append({"training_mode": False, "seed": np.array([3], np.int32)})
     return [*given, *(Example({"x": x, **each}) for each in more)]
@@ -75,9 +75,9 @@ DROPPED = ((), (0, 3), (37,), (3, 65), (2, 3, 4, 5), (3, 1, 5, 2, 417))
 def dropout_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     if large:
         mask = rng.random(LARGE_ELEMENTS) > 0.1
-        return [Example({"dy": _normal(rng, LARGE_ELEMENTS), "mask": mask, "ratio": 0.1})]
-    given = [Example({"dy": _normal(rng, s), "mask": np.asarray(_normal(rng, s) > 0.0)}) for s in DROPPED]
-    both = {"dy": _normal(rng, (5, 33)), "mask": rng.random((5, 33)) > 0.1}
+        return [Example({"dy": normal(rng, LARGE_ELEMENTS), "mask": mask, "ratio": 0.1})]
+    given = [Example({"dy": normal(rng, s), "mask": np.asarray(normal(rng, s) > 0.0)}) for s in DROPPED]
+    both = {"dy": normal(rng, (5, 33)), "mask": rng.random((5, 33)) > 0.1}
     more = [{"ratio": 0.0}, {"ratio": 0.1}, {"ratio": 1.0}, {"ratio": 0.1, "training_mode": False}]
     return [*given, *(Example({**both, **each}) for each in more)]
 
@@ -363,3 +363,268 @@ def _rotation(
     arrays = {name: rng.normal(size=shape), "cos_cache": np.cos(angles), "sin_cache": np.sin(angles)}
     found = {} if positions is None else {"position_ids": positions}
     return Example({**arrays, **found, **attributes}, terms=2)
+
+
+LSTM, GRU = 4, 3  # gates
+LARGE = (64, 32, 256, 256)
+# Steps, sequences, numbers of x and of a state; the direction; which optional arrays are given.
+SMALL = [
+    ((3, 2, 4, 5), "forward", ("bias", "initial_h", "initial_c")),
+    ((4, 9, 3, 33), "reverse", ("bias", "peepholes")),
+    ((3, 3, 40, 6), "bidirectional", ("bias", "initial_h", "initial_c", "peepholes")),
+    ((2, 17, 1, 1), "bidirectional", ()),
+    ((1, 1, 7, 3), "forward", ("initial_c",)),
+]
+EMPTY = [((0, 2, 3, 4), "forward", ("initial_h", "initial_c")), ((2, 0, 3, 4), "bidirectional", ("bias",))]
+
+
+def _layers(rng: np.random.Generator, large: bool, gates: int) -> list[dict[str, Any]]:
+    """The arguments of layers; weights as small as those of layers that are trained."""
+    found = []
+    for (steps, batch, inputs, hidden), direction, given in [(LARGE, "forward", ("bias",))] if large else SMALL + EMPTY:
+        directions = 1 + (direction == "bidirectional")
+        state, scale = (directions, batch, hidden), 1 / np.sqrt(max(hidden, inputs))
+        arrays = {
+            "x": rng.normal(size=(steps, batch, inputs)),
+            "w": scale * rng.normal(size=(directions, gates * hidden, inputs)),
+            "r": scale * rng.normal(size=(directions, gates * hidden, hidden)),
+            "bias": 0.1 * rng.normal(size=(directions, 2 * gates * hidden)),
+            "initial_h": rng.uniform(-1, 1, state),
+            "initial_c": rng.normal(size=state),
+            "peepholes": 0.3 * rng.normal(size=(directions, 3 * hidden)),
+        }
+        kept = {name: array for name, array in arrays.items() if name in ("x", "w", "r", *given)}
+        if gates == GRU:
+            kept = {name: array for name, array in kept.items() if name not in ("initial_c", "peepholes")}
+        found.append({**kept, "direction": direction})
+    return found
+
+
+def _terms(given: dict[str, Any], backward: bool = False) -> int:
+    """The longest sum, and as many again for each step that hands its errors to the next."""
+    steps, batch, inputs = given["x"].shape
+    rows, hidden = given["r"].shape[1:]
+    products = max(inputs, hidden, rows if backward else 0, steps * batch if backward else 0)
+    return int(products + 4 * steps * hidden)
+
+
+def lstm_training(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return [Example(given, _terms(given)) for given in _layers(rng, large, LSTM)]
+
+
+def lstm_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for number, given in enumerate(_layers(rng, large, LSTM)):
+        optional = {name: given.get(name) for name in ("bias", "initial_h", "initial_c", "peepholes")}
+        results = reference("lstm_training")(
+            given["x"], given["w"], given["r"], direction=given["direction"], **optional
+        )
+        saved = dict(zip(("y", "y_h", "y_c", "cells", "gates"), results, strict=True))
+        found.append(_gradient(rng, given, saved, ("y", "cells", "gates"), number))
+    return found
+
+
+def gru_training(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    layers = _layers(rng, large, GRU)
+    return [Example({**given, "linear_before_reset": not i % 2}, _terms(given)) for i, given in enumerate(layers)]
+
+
+def gru_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for number, given in enumerate(_layers(rng, large, GRU)):
+        linear = not number % 2
+        arguments: dict[str, Any] = {
+            name: given.get(name) for name in ("x", "w", "r", "bias", "initial_h", "direction")
+        }
+        results = reference("gru_training")(**arguments, linear_before_reset=linear)
+        saved = dict(zip(("y", "y_h", "gates"), results, strict=True))
+        found.append(_gradient(rng, {**given, "linear_before_reset": linear}, saved, ("y", "gates"), number, "bias"))
+    return found
+
+
+def _gradient(
+    rng: np.random.Generator, given: dict[str, Any], saved: dict[str, Array], kept: Sequence[str], number: int,
+    *read: str,
+) -> Example:  # fmt: skip
+    """The arguments of the gradient; every third has none of the states of the steps, or none of the last states."""
+    upstream = {f"d{name}": rng.normal(size=saved[name].shape) for name in ("y", "y_h", "y_c") if name in saved}
+    if number % 3 == 1:
+        del upstream["dy"]
+    if number % 3 == 2:
+        upstream = {"dy": upstream["dy"]}
+    names = ("x", "w", "r", "initial_h", "initial_c", "peepholes", "direction", "linear_before_reset", *read)
+    arguments = {name: given[name] for name in names if name in given}
+    return Example(arguments | {name: saved[name] for name in kept} | upstream, _terms(given, backward=True))
+
+
+LARGE_LOGITS = (2048, 4096)  # samples and classes: 32 MiB of float32
+LOGITS = ((7,), (0, 5), (3, 65), (40, 10), (2, 3, 4), (2, 1, 3, 1, 33))
+Arguments = dict[str, Any]
+
+
+def _cases(rng: np.random.Generator, large: bool) -> list[tuple[tuple[int, ...], str]]:
+    if large:
+        return [(LARGE_LOGITS, "mean")]
+    return [(shape, REDUCTIONS[(place + 1) % 3]) for place, shape in enumerate((*LOGITS, *LOGITS[2:]))]
+
+
+def _log_prob(logits: Array) -> Array:
+    return np.asarray(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
+
+
+def _dense(rng: np.random.Generator, shape: tuple[int, ...]) -> Arguments:
+    return {"labels": np.exp(_log_prob(normal(rng, shape)))}
+
+
+def _sparse(rng: np.random.Generator, shape: tuple[int, ...], place: int) -> Arguments:
+    dtype = np.int32 if place % 2 else np.int64
+    labels = np.asarray(rng.integers(0, shape[-1], shape[:-1]), dtype)
+    weight = {"weight": np.asarray(rng.random(shape[:-1]))} if place % 4 < 2 else {}
+    return {"labels": labels, **weight}
+
+
+def softmax_cross_entropy(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return [
+        Example({"logits": normal(rng, shape), **_dense(rng, shape), "reduction": reduction}, shape[-1])
+        for shape, reduction in _cases(rng, large)
+    ]
+
+
+def sparse_softmax_cross_entropy(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return [
+        Example({"logits": normal(rng, shape), **_sparse(rng, shape, place), "reduction": reduction}, shape[-1])
+        for place, (shape, reduction) in enumerate(_cases(rng, large))
+    ]
+
+
+def _before(rng: np.random.Generator, shape: tuple[int, ...], reduction: str) -> Arguments:
+    dy = normal(rng, shape[:-1] if reduction == "none" else ())
+    return {"dy": dy, "log_prob": _log_prob(normal(rng, shape))}
+
+
+def softmax_cross_entropy_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return [
+        Example({**_before(rng, shape, reduction), **_dense(rng, shape), "reduction": reduction})
+        for shape, reduction in _cases(rng, large)
+    ]
+
+
+def sparse_softmax_cross_entropy_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return [
+        Example({**_before(rng, shape, reduction), **_sparse(rng, shape, place), "reduction": reduction})
+        for place, (shape, reduction) in enumerate(_cases(rng, large))
+    ]
+
+
+# --- of a linear layer -----------------------------------------------------------------------------------------------
+
+LARGE_LAYER = 512, 512, 32000  # tokens, numbers of a token, classes
+
+
+def linear_cross_entropy_loss(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    """Floats in both orders, integers of every width, weights of tokens, ignored labels, both reductions."""
+    if large:
+        return [_layer(rng, *LARGE_LAYER)]
+    return [
+        _layer(rng, 5, 30, 70),
+        _layer(rng, 130, 64, 9, transposed=False, reduction="sum"),
+        _layer(rng, 7, 33, 65, weighted=True),
+        _layer(rng, 6, 64, 100, bits=4),
+        _layer(rng, 4, 40, 33, bits=8, zeros="packed", weighted=True, reduction="sum"),
+        _layer(rng, 4, 48, 130, bits=2, zeros="floats"),
+        _layer(rng, 3, 64, 40, bits=4, transposed=False),
+        _layer(rng, 0, 4, 8),
+    ]
+
+
+linear_cross_entropy_loss_and_grad = linear_cross_entropy_loss
+
+
+def _layer(
+    rng: np.random.Generator, tokens: int, size: int, classes: int, bits: int = 0, zeros: str = "",
+    transposed: bool = True, weighted: bool = False, reduction: str = "mean", block: int = 16,
+) -> Example:  # fmt: skip
+    rows, columns = (classes, size) if transposed else (size, classes)
+    blocks = -(-columns // block)
+    labels = rng.integers(0, classes, (2, tokens))
+    given: dict[str, Any] = {
+        "x": rng.normal(size=(2, tokens, size)),
+        "labels": np.where(rng.random(labels.shape) < 0.2, -100, labels),
+    }
+    if bits:
+        given["b"] = _bytes(rng, rows, blocks * block * bits // 8)
+        given["scales"] = rng.uniform(0.2, 1, (rows, blocks)) / 2**bits
+    else:
+        given["b"] = rng.normal(size=(rows, columns)) / np.sqrt(size)
+    if zeros == "packed":
+        given["zero_points"] = _bytes(rng, rows, -(-blocks * bits // 8))
+    elif zeros:
+        given["zero_points"] = rng.integers(0, 2**bits, (rows, blocks)).astype(np.float64)
+    if weighted:
+        given["weight"] = rng.uniform(0.5, 2, labels.shape)
+    given |= {"N": classes, "K": size, "bits": bits, "column_block": block if bits else 0, "transB": transposed}
+    given |= {"zero_point": 2.0 ** (bits - 1) if bits and not zeros else 0.0, "reduction": reduction}
+    return Example(given, max(size, classes, tokens))
+
+
+def _bytes(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(0, 256, shape).astype(np.uint8)
+
+
+# --- of two layers ---------------------------------------------------------------------------------------------------
+
+LARGE_PAIR = (1024, 8192)  # rows, classes: 32 MiB of float32
+PAIRS = (
+    ((3, 1), 0.5, 1.0, True),
+    ((4, 33), 0.5, 2.0, False),
+    ((5, 64), 0.0, 1.0, True),
+    ((2, 1000), 1.0, 0.5, True),
+    ((3, 70), 0.1, 4.0, True),
+    ((2, 129), 0.0, 3.0, False),
+    ((0, 5), 0.5, 1.0, False),
+    ((3, 0), 0.5, 1.0, False),
+)
+
+
+def softmax_divergence_and_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for shape, beta, temperature, with_slope in [(LARGE_PAIR, 0.5, 1.0, False)] if large else PAIRS:
+        arguments: dict[str, Any] = {"logits": rng.normal(0, 2, shape), "teacher_logits": rng.normal(0, 2, shape)}
+        if with_slope:
+            arguments["dloss"] = rng.normal(size=shape[0])
+        arguments |= {"beta": beta, "temperature": temperature}
+        found.append(Example(arguments, terms=max(shape[1], 1) + 16))
+    return found
+
+
+# --- of a part of the classes ----------------------------------------------------------------------------------------
+
+LARGE_SHARD = (2048, 16000)  # rows, and the classes of a shard
+SHARDS = ((0, 5), (3, 0), (1, 1), (5, 67), (9, 130), (4, 33), (3, 300))
+SCALES: tuple[dict[str, float], ...] = ({}, {"softcap": 3.0, "temperature": 0.7}, {"temperature": 2.0})
+
+
+def _shards(rng: np.random.Generator, large: bool) -> Iterator[dict[str, Any]]:
+    """The arguments that both operators have: labels of the shard and of others, with weights and without."""
+    for place, (samples, n) in enumerate((LARGE_SHARD,) if large else SHARDS):
+        labels = rng.integers(0, n + 20, samples, dtype=np.int32 if place % 2 else np.int64)
+        weight = {} if large or place % 2 else {"weight": rng.random(n) + 0.5}
+        scale = {} if large else SCALES[place % 3]
+        yield {"logits": 3 * rng.normal(size=(samples, n)), "labels": labels, "first": 10, **weight, **scale}
+
+
+def cross_entropy_shard(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    return [
+        Example({**given, "moment": bool(place % 2)}, max(given["logits"].shape[1], 1))
+        for place, given in enumerate(_shards(rng, large))
+    ]
+
+
+def cross_entropy_shard_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+    found = []
+    for given in _shards(rng, large):
+        samples = len(given["labels"])
+        factors = np.concatenate([3 + rng.random((2, samples)), rng.normal(size=(4, samples))])
+        factors[2:, 1::3] = 0  # rows without a gradient
+        found.append(Example({**given, "factors": factors}))
+    return found

@@ -10,7 +10,7 @@ from opgrad.training.files.dataset import show
 from opgrad.training.make.checks import quantity
 
 if TYPE_CHECKING:
-    from opgrad.cli.inspect.inspection import InspectedParameter, InspectedTensor
+    from opgrad.cli.inspection import InspectedParameter, InspectedTensor
 
 PIPE_WIDTH = 160  # the width of a table in a file or a pipe
 # The attributes of optimizers by the option that sets them, where that has another name; `betas` takes two numbers.
