@@ -53,8 +53,8 @@ def shows_its_result(op: Operator) -> bool:
 def train(folder: str, start: float) -> None:
     """Train an artifact set on one batch, and tell how long after `start` its first step had ended."""
     from opgrad.training import ArtifactSet, Trainer
+    from opgrad.training.run.job import sample_batch
     from opgrad.training.run.recipe import Recipe
-    from opgrad.training.run.samples import sample_batch
 
     artifacts = ArtifactSet.load(folder)
     rows = artifacts.batch_rows or Recipe.load(folder).batch_size

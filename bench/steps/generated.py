@@ -26,9 +26,8 @@ from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet
-from opgrad.training.engine.binding import BoundGraph, declared
 from opgrad.training.engine.memory import FlatTensors
-from opgrad.training.engine.training_graph import open_session, session_options
+from opgrad.training.engine.training_graph import BoundGraph, declared, open_session, session_options
 from opgrad.training.make.models import take_parameters
 from opgrad.training.make.outputs import inputs_as_constants
 

@@ -29,11 +29,9 @@ from bench.run import dated, surroundings
 from bench.steps import api_step, generated
 from bench.steps.generated import TORCH, best_of_torch, disagreements, measure_attention, thread_counts
 from opgrad.training import ArtifactSet, Checkpoint, api
-from opgrad.training.engine.binding import BoundGraph
-from opgrad.training.engine.memory import TrainingMemory
-from opgrad.training.engine.optimizer import started
-from opgrad.training.engine.training_graph import open_training, session_options
-from opgrad.training.run.samples import sample_batch
+from opgrad.training.engine.memory import TrainingMemory, started
+from opgrad.training.engine.training_graph import BoundGraph, open_training, session_options
+from opgrad.training.run.job import sample_batch
 
 OLD_API, OWN_API = "onnxruntime.training.api", "opgrad.training.api"
 COLD, WARM = "cold", "warm"

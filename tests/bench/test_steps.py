@@ -20,7 +20,7 @@ from bench.steps.run import OLD_API, StepOptions, examples, run
 from bench.steps.run import measure_set as measure
 from bench.steps.tables import GENERATED_COLUMNS, attention_rows, drawing, generated_rows, markdown, rows
 from opgrad.training import ArtifactSet, Trainer
-from opgrad.training.run.samples import sample_batch
+from opgrad.training.run.job import sample_batch
 
 START = training.start
 OLD_RUNTIME = """

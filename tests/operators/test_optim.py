@@ -109,7 +109,7 @@ def test_what_steps_refuse(rng):
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_split_weights_follow_float32_bit_by_bit(rng, gradient, size, kind):
     """The halves put together are the weights of a training in float32, the upper half these rounded to nearest."""
-    optimizer = pytest.importorskip("opgrad.training.engine.optimizer")
+    optimizer = pytest.importorskip("opgrad.training.engine.memory")
     upper, g = rng.normal(size=size).astype(ml_dtypes.bfloat16), np.empty(size, gradient)
     weights, wide = upper.astype(np.float32), np.empty(size, np.float32)
     split = getattr(optim, f"Split{kind}")(upper, g, 1e-3)

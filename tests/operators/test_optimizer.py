@@ -7,7 +7,7 @@ from artifact_sets import EXAMPLES, optimizer_model
 
 import opgrad
 from opgrad.training import AdamWRule, SGDRule
-from opgrad.training.engine.optimizer import GradientNorm, started
+from opgrad.training.engine.memory import GradientNorm, started
 from opgrad.training.files.artifact_set import read_rule
 
 

@@ -8,7 +8,7 @@ from language_models import make_folder, quantize, vary_attention
 from portable_steps import FOLDERS, RULES, Reference, batches
 
 from opgrad.training import ArtifactSet, Trainer
-from opgrad.training.export import constants, export_step
+from opgrad.training.export import export_step, layout
 from opgrad.training.files import tensor_values
 from opgrad.tune import Tuner
 
@@ -39,7 +39,7 @@ def write_tuned(place, bits):
     model = make_folder(place / "model", cached=True, heads=4, shared=2, width=64)
     vary_attention(model / "model.onnx")
     quantize(model / "model.onnx", bits, zeros=True, apart=True)
-    with mock.patch.object(tensor_values, "HUGE", 256), mock.patch.object(constants, "HUGE", 256):
+    with mock.patch.object(tensor_values, "HUGE", 256), mock.patch.object(layout, "HUGE", 256):
         tuner = Tuner(model, lora="rank=4, target=all-linear", weight_decay=0.01)
         tuner.export_step(place / "step.onnx", flat=True)
     trainer, given = Trainer(tuner.adapted.setting().artifacts, RATE), list(tuned_batches())

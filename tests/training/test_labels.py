@@ -9,7 +9,7 @@ from small_models import build, normal
 
 from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.artifacts import generate_artifacts
-from opgrad.training.engine.labels import check_labels, class_count
+from opgrad.training.engine.evaluation import check_labels, class_count
 from opgrad.training.onnxblock import loss, optim
 
 ROWS = 60

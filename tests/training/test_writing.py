@@ -33,8 +33,7 @@ from opgrad.training.export.export import export_step
 from opgrad.training.files.weights import Weights, encode
 from opgrad.training.make import generation
 from opgrad.training.run import fit
-from opgrad.training.run.metrics import EpochMetrics, write_csv
-from opgrad.training.run.plot import plot_losses
+from opgrad.training.run.metrics import EpochMetrics, plot_losses, write_csv
 
 resource = pytest.importorskip("resource", reason="needs limits of file sizes")
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"

@@ -16,7 +16,7 @@ import results
 
 from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet
-from opgrad.training.run.samples import sample_batch
+from opgrad.training.run.job import sample_batch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETS = ("digits", "digits_attention")

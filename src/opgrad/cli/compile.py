@@ -250,8 +250,8 @@ def compile_set_on_device(architecture: int, into: str, folder: Path) -> None:
     from opgrad.onnxruntime.needed_kernels import calls
     from opgrad.training import ArtifactSet
     from opgrad.training.engine.trainer import BATCH_ROWS
+    from opgrad.training.run.job import sample_batch
     from opgrad.training.run.recipe import Recipe
-    from opgrad.training.run.samples import sample_batch
 
     artifacts = ArtifactSet.load(folder)
     rows = artifacts.batch_rows
@@ -267,8 +267,8 @@ def compile_set(folder: Path) -> None:
     """Compile the kernels that an artifact set takes, by doing a little of all that is done with it."""
     from opgrad.training import ArtifactSet
     from opgrad.training.engine.trainer import BATCH_ROWS
+    from opgrad.training.run.job import sample_batch
     from opgrad.training.run.recipe import Recipe
-    from opgrad.training.run.samples import sample_batch
 
     artifacts = ArtifactSet.load(folder)
     rows = artifacts.batch_rows

@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad.training.engine.binding import run
-from opgrad.training.engine.training_graph import open_session
+from opgrad.training.engine.training_graph import open_session, run
 from opgrad.tune.tokenizer import WHO, read_json
 
 

@@ -21,7 +21,7 @@ from opgrad.onnx.graph.conversion import rounded
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import attribute_of, copied
 from opgrad.onnx.graph.nodes import captured, reads_values
-from opgrad.training.engine.binding import borrowed
+from opgrad.training.engine.training_graph import borrowed
 from opgrad.training.files.checkpoint_tables import ELEMENT_TYPES
 from opgrad.training.files.tensor_values import (
     LARGEST_MODEL,

@@ -22,11 +22,9 @@ from opgrad.training.export import export_step
 from opgrad.training.export.export import Exported
 from opgrad.training.files.checkpoint import read_checkpoint
 from opgrad.training.run import job
-from opgrad.training.run.figures import FILE as FIGURES
-from opgrad.training.run.figures import check_loggers
 from opgrad.training.run.fit import Fit, Progress
-from opgrad.training.run.metrics import best_epoch
-from opgrad.training.run.plot import plot_losses
+from opgrad.training.run.metrics import FILE as FIGURES
+from opgrad.training.run.metrics import best_epoch, check_loggers, plot_losses
 from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState
 from opgrad.tune import outputs

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from opgrad.cli.app import app
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.training import Trainer
-from opgrad.training.export import blocks, constants
+from opgrad.training.export import layout, plain
 from opgrad.training.export.plain import STOCK
 from opgrad.training.files.weights import decode_tensors
 from opgrad.tune import Tuner
@@ -59,9 +59,9 @@ def test_losses_and_adapters_are_those_of_opgrad(tmp_path, kind):
 
 def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
     """They are copied once for all models, as they are, and not where they lie already."""
-    monkeypatch.setattr(constants, "HUGE", 256)
+    monkeypatch.setattr(layout, "HUGE", 256)
     monkeypatch.setattr("opgrad.training.files.tensor_values.HUGE", 256)
-    monkeypatch.setattr(blocks, "LARGEST", 500)  # products are in pieces
+    monkeypatch.setattr(plain, "LARGEST", 500)  # products are in pieces
     folder = make_folder(tmp_path / "model", cached=True)
     quantize(folder / "model.onnx", apart=True)
     tuner = Tuner(folder, lora=LORA)
@@ -88,7 +88,7 @@ def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
 
 
 def test_constants_that_lie_in_no_file_get_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "HUGE", 256)
+    monkeypatch.setattr(layout, "HUGE", 256)
     folder = make_folder(tmp_path / "model", cached=True)
     quantize(folder / "model.onnx")
     tuner = Tuner(folder, lora=LORA)
@@ -98,7 +98,7 @@ def test_constants_that_lie_in_no_file_get_one(tmp_path, monkeypatch):
 
 
 def test_another_file_of_the_same_name_is_not_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "HUGE", 256)
+    monkeypatch.setattr(layout, "HUGE", 256)
     monkeypatch.setattr("opgrad.training.files.tensor_values.HUGE", 256)
     folder = make_folder(tmp_path / "model", cached=True)
     quantize(folder / "model.onnx", apart=True)

@@ -14,12 +14,19 @@ from opgrad.onnx.graph.loading import name_of
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.training.api.checkpoint_state import CheckpointState
-from opgrad.training.engine.binding import BoundGraph, Value, check_inputs, declared, ort_value
 from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.engine.export import write_inference_model
-from opgrad.training.engine.memory import TrainingMemory
-from opgrad.training.engine.optimizer import GradientNorm, clip_factor
-from opgrad.training.engine.training_graph import Source, open_bound, open_training
+from opgrad.training.engine.memory import GradientNorm, TrainingMemory, clip_factor
+from opgrad.training.engine.training_graph import (
+    BoundGraph,
+    Source,
+    Value,
+    check_inputs,
+    declared,
+    open_bound,
+    open_training,
+    ort_value,
+)
 from opgrad.training.engine.training_graph import session_options as options_for
 from opgrad.training.files.artifact_set import BUFFER_SUFFIX, check_parameters, tensor_spec, without_accumulators
 from opgrad.training.files.dataset import TensorSpec

@@ -5,8 +5,7 @@ import os
 import numpy as np
 
 from opgrad.training.api.module import Module
-from opgrad.training.engine.memory import TrainingMemory
-from opgrad.training.engine.optimizer import SGD, AdamW
+from opgrad.training.engine.memory import SGD, AdamW, TrainingMemory
 from opgrad.training.engine.training_graph import read_model
 from opgrad.training.files.artifact_set import Rule, read_rule
 

@@ -14,9 +14,7 @@ from opgrad.onnx.graph.conversion import in_float32, rounded, written_inputs
 from opgrad.training.engine.evaluation import Evaluation, Evaluator
 from opgrad.training.engine.export import check_export, export_model
 from opgrad.training.engine.loss_scale import FACTOR, LossScale, scaled
-from opgrad.training.engine.memory import GROUP, TrainingMemory, check_like
-from opgrad.training.engine.optimizer import SGD, AdamW, GradientNorm
-from opgrad.training.engine.row_wise import expose
+from opgrad.training.engine.memory import GROUP, SGD, AdamW, GradientNorm, TrainingMemory, check_like, expose
 from opgrad.training.engine.training_graph import open_training
 from opgrad.training.engine.training_graph import session_options as session_options
 from opgrad.training.files import mapped_files

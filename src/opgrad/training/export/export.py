@@ -18,8 +18,7 @@ from opgrad.base.writing import check_destinations, destination, new_file, stage
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
 from opgrad.training.export.building import ACCURACY, LOSS, RATE, SEED, SHARE, STEP, UPDATE, Labels
-from opgrad.training.export.constants import Constants
-from opgrad.training.export.layout import GRADIENTS, Carried, StateLayout, layout_of
+from opgrad.training.export.layout import GRADIENTS, Carried, Constants, StateLayout, layout_of
 from opgrad.training.export.plain import WHO, only_plain_imports
 from opgrad.training.export.rules import MOMENTS, NAMES, StepRule
 from opgrad.training.files.artifact_set import ArtifactSet, tensor_spec

@@ -18,8 +18,7 @@ from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.files.dataset import Examples
-from opgrad.training.run.figures import logged
-from opgrad.training.run.metrics import EpochMetrics, best_epoch, write_csv
+from opgrad.training.run.metrics import EpochMetrics, best_epoch, logged, write_csv
 from opgrad.training.run.recipe import Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState
 

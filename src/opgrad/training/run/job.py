@@ -21,18 +21,15 @@ from opgrad.base.terminal import sentence
 from opgrad.base.writing import check_destinations, new_file, staged
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.training.engine.distributed import OneProcess
-from opgrad.training.engine.evaluation import Evaluation
-from opgrad.training.engine.labels import check_labels
+from opgrad.training.engine.evaluation import Evaluation, check_labels, label_shape
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer, session_options
 from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.files.dataset import Dataset, Examples, load_file, load_named
-from opgrad.training.run.figures import FILE as FIGURES
-from opgrad.training.run.figures import check_loggers
 from opgrad.training.run.fit import Fit, Progress
-from opgrad.training.run.metrics import best_epoch
-from opgrad.training.run.plot import plot_losses
+from opgrad.training.run.metrics import FILE as FIGURES
+from opgrad.training.run.metrics import best_epoch, check_loggers, plot_losses
 from opgrad.training.run.recipe import FILE, Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState, fingerprint
 
@@ -386,3 +383,23 @@ def metrics(run: Run) -> dict[str, Any]:
             "onnxruntime": onnxruntime.__version__,
         },
     }
+
+
+def sample_batch(artifacts: ArtifactSet, rows: int) -> dict[str, np.ndarray]:
+    """So many rows of the set's own dataset, over and over; without one, random numbers, and 0 or 1 for integers."""
+    recipe = Recipe.load(artifacts.directory)
+    if recipe.dataset is not None:
+        data = load_named(recipe.dataset, artifacts.inputs, recipe.divide)
+        return dict(data.take(np.arange(rows) % data.rows).arrays)
+    random = np.random.default_rng(0)
+    arrays = {}
+    for spec in artifacts.inputs:
+        shape = [size if isinstance(size, int) else 1 for size in spec.shape]
+        if spec.axis is not None:
+            shape[spec.axis] = rows
+        drawn = random.standard_normal(shape) if spec.dtype.kind not in "iub" else random.integers(0, 2, shape)
+        arrays[spec.name] = drawn.astype(spec.dtype)
+    label, sizes = artifacts.label, label_shape(artifacts, arrays)
+    if sizes is not None and sizes != arrays[label.name].shape:
+        arrays[label.name] = random.integers(0, 2, sizes).astype(label.dtype)
+    return arrays

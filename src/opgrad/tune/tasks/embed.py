@@ -15,10 +15,9 @@ from opgrad.onnx.gradients.differentiation import gradients
 from opgrad.onnx.graph.formulas import LAST, GraphBody, Value
 from opgrad.onnx.graph.messages import copied, import_microsoft, keep, opset_of
 from opgrad.onnx.graph.nodes import names_in, needed, read_by, rename
-from opgrad.training.engine.binding import run
 from opgrad.training.engine.evaluation import Evaluation
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
-from opgrad.training.engine.training_graph import open_session
+from opgrad.training.engine.training_graph import open_session, run
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.dataset import Dataset, Examples, TensorSpec, batches
 from opgrad.tune.examples import RowData, padded
