@@ -136,7 +136,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def gradient_rules(root: Path, folder: Path) -> str:
     """One row for each operator that has a gradient: the rule, and in which opsets and forms it is checked, and how."""
-    from opgrad.onnx.rules.registry import RULES
+    from opgrad.onnx.rules.node import RULES
 
     cases = _gradient_cases(root)
     lines = ["| operator | gradient | opsets checked | forms checked | how |", "|---|---|---|---|---|"]

@@ -5,8 +5,8 @@ import warnings
 import numpy as np
 from differences import check, float_inputs, in_float64, run
 
-from opgrad.onnx.rules import registry
 from opgrad.onnx.rules.coverage import zero
+from opgrad.onnx.rules.node import RULES
 
 MOST_ELEMENTS, MOST_CASES = 150, 2
 # What the reference evaluator does not compute in float64, or not at all, or has wrong; other tests have these.
@@ -41,7 +41,7 @@ def collect():
         found = collect_testcases(None)
     for case in found:
         node = case.model.graph.node[0]
-        declared = registry.RULES.get((node.domain, node.op_type))
+        declared = RULES.get((node.domain, node.op_type))
         if (
             len(case.model.graph.node) > 1
             or declared is None

@@ -13,7 +13,7 @@ from opgrad.onnx.graph.facts import FACTS
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.inference import WRITTEN
 from opgrad.onnx.rules.coverage import zero
-from opgrad.onnx.rules.registry import RULES
+from opgrad.onnx.rules.node import RULES
 from opgrad.onnxruntime import InferenceSession
 from opgrad.onnxruntime.runners import NATIVE, operators
 

@@ -7,7 +7,7 @@ from onnx import defs
 
 from opgrad.gradients import gradients
 from opgrad.onnx.rules.coverage import NONE, NOT_YET, REFUSED, coverage
-from opgrad.onnx.rules.registry import RULES
+from opgrad.onnx.rules.node import RULES
 
 OPERATORS = runtime_registry.operators()
 

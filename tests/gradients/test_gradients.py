@@ -11,7 +11,7 @@ from gradient_cases import numbers
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.gradients import NoGradient, gradients, register_gradient
-from opgrad.onnx.rules.registry import RULES
+from opgrad.onnx.rules.node import RULES
 
 SQUARE = "g (float[N, 3] x) => (float[N, 3] y) { y = Mul(x, x) }"
 

@@ -9,7 +9,7 @@ from gradient_cases import numbers
 from onnx import TensorProto, numpy_helper
 
 from opgrad.gradients import gradients, register_gradient
-from opgrad.onnx.rules.registry import RULES
+from opgrad.onnx.rules.node import RULES
 from opgrad.onnxruntime import InferenceSession
 
 RANDOM = np.random.default_rng(7)

@@ -10,7 +10,7 @@ from small_models import LABELS, normal
 from opgrad.gradients import gradients, register_gradient
 from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.loading import load
-from opgrad.onnx.rules.registry import RULES
+from opgrad.onnx.rules.node import RULES
 from opgrad.onnxruntime import lower
 from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts

@@ -8,7 +8,7 @@ from runtime_cases import RuntimeCase
 from runtime_cases_packed import packed
 from torch.nn import functional
 
-from opgrad.onnx.rules.packed import TABLES
+from opgrad.onnx.rules.quantization import TABLES
 
 RANDOM = np.random.default_rng(3)
 CASES = {}

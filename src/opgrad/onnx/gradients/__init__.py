@@ -10,7 +10,6 @@ except ImportError as error:
     raise ImportError(missing) from error
 
 from opgrad.onnx.gradients.differentiation import gradients
-from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import NoGradient, register_gradient
+from opgrad.onnx.rules.node import Node, NoGradient, register_gradient
 
 __all__ = ["NoGradient", "Node", "gradients", "register_gradient"]

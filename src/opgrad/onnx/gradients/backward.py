@@ -6,14 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.onnx.gradients.expansion import expand
-from opgrad.onnx.gradients.reach import cut_off, depending, differentiable_inputs, paths, quantized, rule_of
+from opgrad.onnx.gradients.expansion import cut_off, depending, differentiable_inputs, expand, paths, quantized, rule_of
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, copied, domain_of
 from opgrad.onnx.graph.nodes import captured, naming, outside, read_by, reads_values, rename, title
-from opgrad.onnx.rules.node import Instead, Node, added_tensors
-from opgrad.onnx.rules.registry import Declared, Gradients, NoGradient
+from opgrad.onnx.rules.node import Declared, Gradients, Instead, Node, NoGradient, added_tensors
 
 SUFFIX = "_grad"
 COMPUTES = (

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value, fused_product
 from opgrad.onnx.graph.messages import HALVES
-from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
+from opgrad.onnx.plain.lowering import Call, NoForm, Results, lowers
 
 
 @lowers("InPlaceAccumulatorV2")

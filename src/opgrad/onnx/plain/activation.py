@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from opgrad.onnx.graph.formulas import Value, biased_softmax
-from opgrad.onnx.plain.registry import Call, Results, lowers
+from opgrad.onnx.plain.lowering import Call, Results, lowers
 
 SQRT_2_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of the tanh approximation of Gelu
 

@@ -6,7 +6,7 @@ from functools import reduce
 from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.plain.registry import Call, NoForm, Results, in_float32, lowers
+from opgrad.onnx.plain.lowering import Call, NoForm, Results, in_float32, lowers
 
 # Indices of inputs from the mask on.
 MASK, KEY_LENGTHS, SINK, SEED, OFFSET, STARTS_OF_QUERIES, STARTS_OF_KEYS, DLSE = range(8)

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import LAST, NodeView, Value
 from opgrad.onnx.graph.sizes import Sizes, known
-from opgrad.onnx.plain.registry import Call, NoForm, Results, in_float32, lowers
+from opgrad.onnx.plain.lowering import Call, NoForm, Results, in_float32, lowers
 
 
 class Window:

@@ -8,8 +8,8 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Body, Value
 from opgrad.onnx.graph.messages import HALVES
+from opgrad.onnx.plain.lowering import Call, NoForm, Results, in_float32, lowers, widened
 from opgrad.onnx.plain.quantized import DEFAULTS, weights_of
-from opgrad.onnx.plain.registry import Call, NoForm, Results, in_float32, lowers, widened
 
 IGNORE_INDEX = -1  # where the node has no other
 IGNORED_TOKEN = -100  # the same for the loss of a linear layer

@@ -3,7 +3,7 @@
 from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import LAST, Value
-from opgrad.onnx.plain.registry import Call, NoForm, Results, in_float32, lowers
+from opgrad.onnx.plain.lowering import Call, NoForm, Results, in_float32, lowers
 
 
 def scatter_rows(zeros: Value, indices: Value, rows: Value) -> Value:

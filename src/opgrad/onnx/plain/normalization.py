@@ -1,7 +1,7 @@
 """Gradients of layer and batch normalization, batch normalization in training, and RMS normalization."""
 
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.plain.registry import Call, NoForm, Results, in_float32, lowers
+from opgrad.onnx.plain.lowering import Call, NoForm, Results, in_float32, lowers
 
 
 def _layer_grad(slope: Value, normalized: Value, inv_std: Value, centred: bool) -> Value:

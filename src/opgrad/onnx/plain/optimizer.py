@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from opgrad.onnx.graph.formulas import Body, Value
-from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
+from opgrad.onnx.plain.lowering import Call, NoForm, Results, lowers
 
 NORM_EPSILON = 1e-6  # what the original adds to the norm that it divides by
 

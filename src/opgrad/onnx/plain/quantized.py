@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from opgrad.contract.quantized import BYTE, Quantized, quantized
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.plain.registry import Call, in_float32, lowers
+from opgrad.onnx.plain.lowering import Call, in_float32, lowers
 
 DEFAULTS = {"N": 0, "K": 0, "bits": 4, "row_block": 1, "column_block": 0, "transB": 1, "signed": 0, "zero_point": 0.0}
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import LAST, Body, NodeView, Value
-from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
+from opgrad.onnx.plain.lowering import Call, NoForm, Results, lowers
 
 DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}  # from the last step to the first?
 ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}  # of one direction

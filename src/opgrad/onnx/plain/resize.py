@@ -4,7 +4,7 @@ import numpy as np
 from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.plain.registry import Call, NoForm, Results, lowers
+from opgrad.onnx.plain.lowering import Call, NoForm, Results, lowers
 from opgrad.ops.reference.resizing import ATTRIBUTES, resized_axes
 
 ROI, SCALES = 2, 3  # indices of inputs

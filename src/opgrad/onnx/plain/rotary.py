@@ -1,7 +1,7 @@
 """Rotary embedding and its gradient, which turns the other way."""
 
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.plain.registry import Call, NoForm, lowers
+from opgrad.onnx.plain.lowering import Call, NoForm, lowers
 from opgrad.ops.reference.rotary import PACKED
 
 END = 2**31 - 1  # beyond every axis

@@ -1,15 +1,33 @@
-"""Attention of com.microsoft, which onnxruntime's optimizers write, as the operators that it is made of."""
+"""Attention, grouped and linear attention, and rotary embedding, as the operators that they are made of.
 
+A key's place in its row is that in the cache: those of the past come first, new ones behind them, at a place that each
+row of the batch has for itself. In linear attention every token changes a state of each head, of which its query reads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import Value
+from opgrad.onnx.graph.formulas import LAST, Body, Value
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.graph.sizes import are_equal
-from opgrad.onnx.rules.node import Node, sizes_of
-from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, gradient
+from opgrad.onnx.graph.sizes import are_equal, known
+from opgrad.onnx.passes.attention import LARGEST_HEAD
+from opgrad.onnx.rules.node import (
+    Gradients,
+    Node,
+    NoGradient,
+    decomposition,
+    gradient,
+    in_float32,
+    numbers_of,
+    recomputed,
+    sizes_of,
+    unbroadcast,
+)
 
 ATTRIBUTES = ("scale", "causal", "window", "softcap", "dropout", "layout")  # of AttentionTraining and its gradient
 MASKED = -10000.0  # the default of the number that is added to the scores of masked keys
@@ -139,3 +157,449 @@ def _counting(node: Node, keys: Value, k: Value) -> Value:
 def _places(value: Value) -> Value:
     """0, 1, … along axis 2."""
     return value.body.range(value.shape(2, 3).squeeze(0))
+
+
+LOWEST = -3.4e38  # the score of a key that does not count
+
+
+@dataclass(frozen=True)
+class GroupedHeads:
+    """How a row of numbers is divided: queries by query heads, keys and values by key heads; a head has `width`."""
+
+    queries: int
+    keys: int
+    width: int
+
+
+@dataclass(frozen=True)
+class TokenPlaces:
+    """Where tokens are in their rows.
+
+    before: how many keys each row has before the new ones, int64 [N, 1, 1, 1]. new: the number of new tokens, of
+    shape (). total: how many places the keys have, of shape ().
+    """
+
+    before: Value
+    new: Value
+    total: Value
+
+    def queries(self) -> Value:
+        """The indices of the queries, [N, 1, L, 1]."""
+        return self.before + self.new.body.range(self.new).unsqueeze(1)
+
+    def keys(self) -> Value:
+        """The indices of the keys, [T]."""
+        return self.new.body.range(self.total)
+
+
+@recomputed("GroupQueryAttention", domain=MICROSOFT, constant=(5, 6, 9))
+@in_float32
+def group_query_attention(node: Node) -> Gradients:
+    """y = softmax(scale * q @ k.T + mask) @ v of each head of q, with the keys of its group; caches come first."""
+    _refuse(node)
+    heads = _grouped_heads(node)
+    q, k, v = _grouped_projections(node, heads)
+    new = node.x.shape(1, 2).squeeze(0)
+    counted = node.required(5).cast(TensorProto.INT64).reshape([-1, 1, 1, 1]) + 1
+    places = _token_places(node, new, counted)
+    if node.get("do_rotary", 0):
+        q, k = (_turned(node, each, places) for each in (q, k))
+    k, v = (_in_cache(node.input(place), each, places) for place, each in ((3, k), (4, v)))
+    if _all_new(node) and _takes_tiles(node, heads):
+        y = _in_tiles(node, (q, k, v), heads, node.input(10), node.input(11), counted.reshape([-1]), **_limits(node))
+    else:
+        y = attended(node, (q, k, v), heads, _mask(node, places, counted), node.input(10), node.input(11))
+    return [y, k, v]
+
+
+def _all_new(node: Node) -> bool:
+    """Whether there is no past, so that a key's place in its row is that among the new ones."""
+    past = node.input(3)
+    return past is None or known(list(past.sizes or [None] * 4)[2:3]) == [0]
+
+
+def _refuse(node: Node) -> None:
+    reasons = {
+        "its caches are quantized": node.get("k_quant_type", "NONE") != "NONE" or node.input(12) is not None,
+        "its caches are windows that slide": node.get("sliding_window_cache", 0),
+        "its heads are normalized": node.input(14) is not None,
+        "its rows have lengths of their own": node.input(16) is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise NoGradient(f"{reason}, which onnxruntime does on GPUs or for generation alone")
+
+
+def _grouped_heads(node: Node) -> GroupedHeads:
+    queries, keys, (width,) = node.get("num_heads"), node.get("kv_num_heads"), numbers_of(node.x, 2)
+    return GroupedHeads(queries, keys, width // (queries if node.input(1) is not None else queries + 2 * keys))
+
+
+def _grouped_projections(node: Node, heads: GroupedHeads) -> list[Value]:
+    """Query, key and value as [N, heads, L, H]."""
+    return [each.transpose(0, 2, 1, 3) for each in _parts(node, heads)]
+
+
+def _parts(node: Node, heads: GroupedHeads) -> list[Value]:
+    """Query, key and value as [N, L, heads, H]; they may lie behind each other in the query."""
+    x, key, value = node.x, node.input(1), node.input(2)
+    if key is None or value is None:
+        ends = [0, heads.queries, heads.queries + heads.keys, heads.queries + 2 * heads.keys]
+        x, key, value = (x.slice(start * heads.width, end * heads.width, 2) for start, end in pairwise(ends))
+    return [each.reshape([0, 0, -1, heads.width]) for each in (x, key, value)]
+
+
+def _token_places(node: Node, new: Value, counted: Value) -> TokenPlaces:
+    """In a first prompt all keys are new, whatever the rows' lengths are."""
+    past, total = node.input(3), node.required(6).cast(TensorProto.INT64).scalar()
+    before = node.where(total.equals(new), 0, counted - new)
+    if past is None or _all_new(node):
+        return TokenPlaces(before, new, new)
+    return TokenPlaces(before, new, node.body.node("Max", total, past.shape(2, 3).squeeze(0)))
+
+
+def _turned(node: Node, x: Value, places: TokenPlaces) -> Value:
+    """x with its pairs turned by the angles of their places; places beyond the cache of angles belong to no token."""
+    given = node.input(9)
+    own = places.queries().squeeze(1, 3)
+    if given is not None:  # of a first prompt onnxruntime reads the first position alone
+        prompt = node.required(6).cast(TensorProto.INT64).scalar().equals(places.new)
+        own = node.where(prompt, own + given.slice(0, 1, 0).slice(0, 1, 1), given)
+    return _turned_by(node, x, own)
+
+
+def _turned_by(node: Node, x: Value, own: Value, **given: Any) -> Value:
+    """x with its pairs turned by the angles of places [N, L]. given: attributes."""
+    cos, sin = node.required(7), node.required(8)
+    positions = node.body.node("Min", own, cos.shape(0, 1).squeeze(0) - 1)
+    turns = {"rotary_embedding_dim": 2 * numbers_of(cos, 1)[0], "interleaved": node.get("rotary_interleaved", 0)}
+    turns |= given
+    return node.microsoft("RotaryEmbeddingTraining", x, cos, sin, positions, **turns)
+
+
+def _in_cache(past: Value | None, now: Value, places: TokenPlaces) -> Value:
+    """The keys of the past with the new ones behind them, [N, heads, T, H]."""
+    if past is None or known(list(past.sizes or [None] * 4)[2:3]) == [0]:
+        return now
+    body, room = past.body, past.shape(2, 3).squeeze(0)
+    both, place = body.concat(past, now, axis=2), places.keys().unsqueeze(1)
+    # A place behind the past has a new key, which follows the whole cache in `both`; one behind these has none.
+    at = body.where(place < places.before, place, body.node("Min", place - places.before, places.new - 1) + room)
+    shape = body.concat(now.shape(0, 2), places.total.reshape([1]), now.shape(3, 4))
+    return body.node("GatherElements", both, at.expand(shape), axis=2)
+
+
+def _mask(node: Node, places: TokenPlaces, counted: Value) -> Value:
+    """Which keys count for which queries, [N, 1, L, T]."""
+    at, keys = places.queries(), places.keys()
+    window = node.get("local_window_size", -1)
+    counts = keys < counted
+    if node.get("causal", 1):
+        counts = counts & ~(keys > at)
+    return counts if window < 0 else counts & (keys > at - window)
+
+
+def attended(
+    node: Node,
+    projections: tuple[Value, Value, Value],
+    heads: GroupedHeads,
+    mask: Value,
+    bias: Value | None = None,
+    sink: Value | None = None,
+) -> Value:
+    """The result of attention, [N, L, heads * H].
+
+    In a plain graph the queries of a group are rows of a product with their keys; elsewhere one node works in tiles.
+    """
+    body, (q, k, v) = node.body, projections
+    if _takes_tiles(node, heads):
+        return _in_tiles(node, projections, heads, mask if bias is None else node.where(mask, bias, LOWEST), sink)
+    rows = q.reshape([0, heads.keys, -1, heads.width])
+    scores = body.node("MatMul", rows, k.transpose(0, 1, 3, 2)) * (node.get("scale", 0.0) or heads.width**-0.5)
+    softcap = node.get("softcap", 0.0)
+    if softcap:
+        scores = (scores / softcap).apply("Tanh") * softcap
+    shape = body.concat(q.shape(0, 3), k.shape(2, 3))
+    scores = scores.reshape(shape)
+    scores = scores if bias is None else scores + bias
+    scores = node.where(mask, scores, LOWEST)
+    p = _softmax(node, scores, sink)
+    y = body.node("MatMul", p.reshape(body.concat(rows.shape(0, 3), k.shape(2, 3))), v)
+    return y.reshape(q.shape()).transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
+
+
+def _takes_tiles(node: Node, heads: GroupedHeads) -> bool:
+    return not node.body.plain and heads.width <= LARGEST_HEAD
+
+
+def _limits(node: Node) -> dict[str, Any]:
+    """Which of the new keys count for which queries, as attributes of the node that works in tiles."""
+    window = node.get("local_window_size", -1)
+    limits = {"window": (window - 1, -1)} if window > 0 else {}
+    return {"causal": "top_left" if node.get("causal", 1) else "", **limits}
+
+
+def _in_tiles(
+    node: Node, projections: tuple[Value, Value, Value], heads: GroupedHeads, mask: Value | None, sink: Value | None,
+    lengths: Value | None = None, **seen: Any,
+) -> Value:  # fmt: skip
+    """The result of attention, [N, L, heads * H], by a node that keeps no scores. lengths: of the keys of each row."""
+    inputs, given = (*projections, mask, lengths, _sink(node, heads, sink)), _scaling(node, heads)
+    y = node.results("AttentionTraining", 2, *inputs, **given, **seen)[0]
+    return y.transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
+
+
+def _sink(node: Node, heads: GroupedHeads, given: Value | None) -> Value | None:
+    if given is not None or not node.get("smooth_softmax", 0):
+        return given
+    return node.body.number(0, node.x).expand(node.body.ints([heads.queries]))
+
+
+def _scaling(node: Node, heads: GroupedHeads) -> dict[str, Any]:
+    """How scores are made of products, as attributes of the node that works in tiles."""
+    return {"scale": node.get("scale", 0.0) or heads.width**-0.5, "softcap": node.get("softcap", 0.0)}
+
+
+def in_sequences(node: Node, starts: Value, places: Value) -> Value:
+    """The result of attention in one row of several sequences, of which each sees itself alone.
+
+    starts: where each sequence begins, and the last one ends, [n + 1]. places: those of tokens in their sequences,
+    [1, L]. Raises NoGradient for a bias, which is for whole rows.
+    """
+    _refuse(node)
+    if node.input(10) is not None:
+        raise NoGradient("its scores have a bias")
+    heads = _grouped_heads(node)
+    q, k, v = _parts(node, heads)
+    if node.get("do_rotary", 0):
+        q, k = (_turned_by(node, each, places, layout="BLHD") for each in (q, k))
+    rows = [each.squeeze(0) for each in (q, k, v)]
+    return of_sequences(
+        node, rows, starts, _sink(node, heads, node.input(11)), **_limits(node), **_scaling(node, heads)
+    )
+
+
+def of_sequences(node: Node, parts: Sequence[Value], starts: Value, sink: Value | None = None, **given: Any) -> Value:
+    """Attention of queries, keys and values [L, heads, H] of several sequences, [1, L, heads * H]."""
+    y = node.results("AttentionTraining", 2, *parts, None, None, sink, None, None, starts, **given)[0]
+    return y.reshape(node.body.concat(node.body.ints([1]), y.shape(0, 1), node.body.ints([-1])))
+
+
+def _softmax(node: Node, scores: Value, sink: Value | None) -> Value:
+    """Softmax over the keys. A sink takes a share of each head, as a key without a value would."""
+    if sink is None and not node.get("smooth_softmax", 0):
+        return scores.apply("Softmax", axis=3)
+    body = node.body
+    column = body.concat(scores.shape(0, 3), body.ints([1]))
+    given = body.number(0, scores) if sink is None else sink.reshape([1, -1, 1, 1])
+    return body.concat(given.expand(column), scores, axis=3).apply("Softmax", axis=3).slice(1, LAST, 3)
+
+
+WITH_BATCH = 4  # axes of tokens in rows, [N, T, heads, size]
+NEARLY_ZERO = 1e-6  # under the root of a norm, as onnxruntime has it
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What the tokens bring, one after the other along axis 0.
+
+    q: [T, N, heads, queries of a head, K]. k, v: [T, N, heads, K] and [T, N, heads, D].
+    decay: logarithms of what stays of the state, [T, N, heads, K or 1]; None if all stays.
+    rate: how far the state goes towards the value, [T, N, heads, 1]; None if the value is added.
+    """
+
+    q: Value
+    k: Value
+    v: Value
+    decay: Value | None
+    rate: Value | None
+
+    def given(self) -> list[Value]:
+        """Those that are there, in this order."""
+        return [each for each in (self.q, self.k, self.v, self.decay, self.rate) if each is not None]
+
+
+def linearly_attended(body: Body, state: Value, tokens: Tokens) -> tuple[Value, Value]:
+    """What the queries read, [T, N, heads, queries of a head, D], and the last state, [N, heads, K, D]."""
+
+    def step(inner: Body, s: Value, q: Value, k: Value, v: Value, *others: Value) -> tuple[list[Value], list[Value]]:
+        rest = list(others)
+        if tokens.decay is not None:
+            s = s * rest.pop(0).apply("Exp").unsqueeze(3)
+        change = v.unsqueeze(2)
+        if tokens.rate is not None:
+            change = (change - inner.node("MatMul", k.unsqueeze(2), s)) * rest.pop(0).unsqueeze(3)
+        s = s + inner.node("MatMul", k.unsqueeze(3), change)
+        return [s], [inner.node("MatMul", q, s)]
+
+    last, y = body.scan([state], tokens.given(), step)
+    return y, last
+
+
+@recomputed("LinearAttention", domain=MICROSOFT)
+@in_float32
+def linear_attention(node: Node) -> Gradients:
+    """s = exp(decay) * s + k * rate * (v - k @ exp(decay) * s), y = scale * q @ s, one token after the other."""
+    if node.get("state_window", 0):
+        raise NoGradient("it keeps several states")
+    body, rule = node.body, node.get("update_rule", "gated_delta")
+    queries, keys = node.get("q_num_heads"), node.get("kv_num_heads")
+    width, depth = (numbers_of(node.required(index), 2)[0] // heads for index, heads in ((0, queries), (2, keys)))
+    past, decay, rate = node.input(3), node.input(4), node.input(5)
+    few = numbers_of(node.required(1), 2)[0] // width
+    k, v = _shared(_in_time(node.required(1), few), keys, few), _in_time(node.required(2), keys)
+    tokens = Tokens(
+        _queries(_in_time(node.x, queries), queries, keys, width) * (node.get("scale", 0.0) or width**-0.5),
+        k,
+        v,
+        _in_time(decay, keys) if decay is not None and "gated" in rule else None,
+        _in_time(rate, -1) if rate is not None and "delta" in rule else None,
+    )
+    start = body.full(body.concat(node.x.shape(0, 1), body.ints([keys, width, depth])), 0, node.x)
+    y, last = linearly_attended(body, start if past is None else past, tokens)
+    return [y.transpose(1, 0, 2, 3, 4).reshape([0, 0, max(queries, keys) * depth]), last]
+
+
+def _in_time(value: Value, heads: int) -> Value:
+    """[N, T, heads * size] as [T, N, heads, size]; -1: heads of one number."""
+    return value.reshape([0, 0, heads, -1] if heads > 0 else [0, 0, -1, 1]).transpose(1, 0, 2, 3)
+
+
+def _queries(q: Value, queries: int, keys: int, width: int) -> Value:
+    """[T, N, queries, K] as those of each head of keys; a head of queries may belong to several of keys."""
+    if queries >= keys:
+        return q.reshape([0, 0, keys, queries // keys, width])
+    shared = q.unsqueeze(3).expand(q.body.ints([1, 1, 1, keys // queries, 1]))
+    return shared.reshape([0, 0, keys, 1, width])
+
+
+@recomputed("GatedDeltaNet", domain=MICROSOFT, constant=(3, 9, 10))
+@in_float32
+def gated_delta_net(node: Node) -> Gradients:
+    """s = exp(decay) * s + k * rate * (v - k @ exp(decay) * s), y = scale * q @ s, with what gives decay and rate."""
+    key, value, state = node.input(1), node.input(2), node.input(6)
+    if key is None or value is None or node.input(3) is not None or node.get("state_update_capacity", 0):
+        raise NoGradient("its query holds key and value, or its rows have lengths of their own, or it keeps changes")
+    (heads, depth), (few, width) = numbers_of(value, -2, -1), numbers_of(key, -2, -1)
+    body = node.body
+    batch = (node.x if len(sizes_of(node.x)) == WITH_BATCH or state is None else state).shape(0, 1)
+    q, k = (_shared(_rows(each, batch, few, width, node.get("qk_l2_norm", 0)), heads, few) for each in (node.x, key))
+    decay, rate = node.input(4), node.input(5)
+    if decay is not None:
+        per_key = len(sizes_of(decay)) == len(sizes_of(value))
+        shape = [heads, width] if per_key else [heads]
+        decay = _rows(_decay(node, decay, shape), batch, heads, width if per_key else 1)
+    if rate is not None:
+        rate = rate.apply("Sigmoid") if node.get("beta_activation", "none") == "sigmoid" else rate
+        rate = _rows(rate, batch, heads, 1)
+    tokens = Tokens(
+        (q * (node.get("scale", 0.0) or width**-0.5)).unsqueeze(3),
+        k,
+        _rows(value, batch, heads, depth),
+        decay,
+        rate,
+    )
+    zeros = body.full(body.concat(batch, body.ints([heads, width, depth])), 0, node.x)
+    y, last = linearly_attended(body, zeros if state is None else state.transpose(0, 1, 3, 2), tokens)
+    whole = body.concat(node.x.shape(0, node.rank() - 2), body.ints([heads, depth]))
+    return [y.transpose(1, 0, 2, 3, 4).reshape(whole), last.transpose(0, 1, 3, 2)]
+
+
+def _rows(value: Value, batch: Value, heads: int, size: int, normalized: int = 0) -> Value:
+    """[tokens, heads, size], or with the rows as an axis, as [T, N, heads, size]; each head of norm 1 if normalized."""
+    rows = value.reshape(value.body.concat(batch, value.body.ints([-1, heads, size]))).transpose(1, 0, 2, 3)
+    return rows / (rows.along("ReduceSumSquare", [3], keepdims=1) + NEARLY_ZERO).apply("Sqrt") if normalized else rows
+
+
+def _shared(value: Value, heads: int, few: int) -> Value:
+    """[T, N, few, K] with every head once for each that shares it."""
+    if heads == few:
+        return value
+    several = value.unsqueeze(3).expand(value.body.ints([1, 1, 1, heads // few, 1]))
+    return several.reshape(value.body.concat(value.shape(0, 2), value.body.ints([heads]), value.shape(3, 4)))
+
+
+def _decay(node: Node, decay: Value, shape: list[int]) -> Value:
+    """The logarithm of what stays of the state."""
+    kind = node.get("gate_activation", "none")
+    if kind == "none":
+        return decay
+    scale, bias = node.required(7).apply("Exp"), node.input(8)
+    scale = scale if len(shape) == 1 else scale.unsqueeze(1)
+    decay = decay if bias is None else decay + bias.reshape(shape)
+    if kind in ("softplus", "qwen"):
+        return -scale * decay.apply("Softplus")
+    return (scale * decay).apply("Sigmoid") * node.get("gate_lower_bound", -5.0)
+
+
+ROTARY_ATTRIBUTES = ("interleaved", "rotary_embedding_dim", "num_heads", "layout")
+PACKED = 3  # axes of x where a token's heads lie in one axis: [B, L, H * D]
+
+
+def _rotary_given(node: Node) -> dict[str, int | str]:
+    return {name: node.attributes[name] for name in ROTARY_ATTRIBUTES if node.attributes.get(name)}
+
+
+@gradient("RotaryEmbeddingTraining", domain=MICROSOFT, constant=(3,))
+@gradient("RotaryEmbedding", constant=(3,))
+def rotary_embedding(node: Node) -> Gradients:
+    """dx = dy, every pair turned back; dcos and dsin sum products of x and dy over heads and equal positions."""
+    tables = node.required(1), node.required(2), node.input(3)
+    dx = node.microsoft("RotaryEmbeddingGrad", node.dy, *tables, **_rotary_given(node))
+    return [dx, *_of_tables(node, tables[0], tables[2], node.get("num_heads", 0))] if node.needed - {0} else dx
+
+
+@gradient("RotaryEmbedding", domain=MICROSOFT, constant=(1,))
+def rotary_embedding_of_microsoft(node: Node) -> Gradients:
+    """The same, with positions before the tables, or the position of the first token alone."""
+    if node.get("is_packed_batching", 0) or node.get("scale", 1.0) != 1.0:
+        raise NoGradient("it is packed, or scaled")
+    x, positions = node.x, node.required(1)
+    if len(sizes_of(positions)) == 1:
+        place = 1 if len(sizes_of(x)) < 4 else 2
+        every = node.body.range(x.shape(place, place + 1).squeeze(0)) + positions
+        positions = every.unsqueeze(0).expand(node.body.concat(x.shape(0, 1), x.shape(place, place + 1)))
+    tables, heads = (node.required(2), node.required(3), positions), _rotary_heads(node)
+    dx = node.microsoft("RotaryEmbeddingGrad", node.dy, *tables, **_rotary_given(node), **heads)
+    if not node.needed - {0}:
+        return dx
+    return [dx, None, *_of_tables(node, tables[0], positions, heads.get("num_heads", node.get("num_heads", 0)))]
+
+
+def _of_tables(node: Node, cos: Value, positions: Value | None, heads: int) -> list[Value]:
+    """dcos = dy[a] * x[a] + dy[b] * x[b] and dsin = dy[b] * x[a] - dy[a] * x[b], summed over heads in float32.
+
+    (a, b) are the pairs. What tokens of the same position give is summed, too.
+    """
+    wide = node.wide()
+    (half,) = numbers_of(cos, len(sizes_of(cos)) - 1)
+    (a, b), (da, db) = (_pairs(node, each, half, heads) for each in (wide.x, wide.dy))
+    parts = [each.sum([2], keepdims=False) for each in (da * a + db * b, db * a - da * b)]
+    if positions is None and len(sizes_of(cos)) == PACKED:
+        return [unbroadcast(each, each, cos) for each in parts]
+    tokens = parts[0].shape(0, 2)
+    if positions is None:
+        positions = node.body.range(tokens.slice(1, 2).squeeze(0)).unsqueeze(0)
+    rows = positions.expand(tokens)
+    return [node.microsoft("GatherGrad", cos.shape(), rows, each, axis=0) for each in parts]
+
+
+def _pairs(node: Node, x: Value, half: int, heads: int) -> tuple[Value, Value]:
+    """The first and the second elements of the pairs, each [B, L, H, half]."""
+    if node.rank() == PACKED:
+        x = x.reshape([0, 0, heads, -1])
+    elif node.get("layout", "BHLD") == "BHLD":
+        x = x.transpose(0, 2, 1, 3)
+    if node.get("interleaved", 0):
+        return x.slice(0, 2 * half, 3, 2), x.slice(1, 2 * half, 3, 2)
+    return x.slice(0, half, 3), x.slice(half, 2 * half, 3)
+
+
+def _rotary_heads(node: Node) -> dict[str, int]:
+    """The number of heads of [B, L, H * D] where the node does not tell it: heads are as wide as the tables then."""
+    if node.rank() > PACKED or node.get("num_heads", 0):
+        return {}
+    width, half = sizes_of(node.x)[2], sizes_of(node.required(2))[1]
+    if not isinstance(width, int) or not isinstance(half, int):
+        raise NoGradient("the graph does not tell how wide its input and its tables are")
+    return {"num_heads": width // (2 * half)}

@@ -1,13 +1,254 @@
-"""If: the gradient takes the branch that the forward pass took."""
+"""The gradient of a body of If, Loop or Scan; that of If takes the branch that the forward pass took."""
+
+from collections.abc import Mapping, Sequence
 
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
-from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.graph.nodes import subgraphs
-from opgrad.onnx.rules.bodies import BodyGradient
-from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import Gradients, gradient
+from opgrad.onnx.graph.formulas import GraphBody, Value
+from opgrad.onnx.graph.messages import FLOATS, copied, keep
+from opgrad.onnx.graph.nodes import captured, needed, read_by, rename, subgraphs
+from opgrad.onnx.graph.subgraphs import declared_sizes, enclosed, sequence_type
+from opgrad.onnx.passes.removal import is_repeatable
+from opgrad.onnx.rules.node import Gradients, Node, NoGradient, filled_like, gradient, zero_tensors
+
+SIZES = ("Shape", "Size")  # operators whose small results are kept in place of what they read
+
+
+class BodyGradient:
+    """The gradient of one body of a node.
+
+    forward: the body's graph, to which `give` adds outputs. outside: the names of what it reads from outside.
+    body: where the gradients are written to, which becomes a body of the node's gradient. reads: what stands before
+    them there: the nodes that read kept values.
+    """
+
+    def __init__(self, node: Node, body: onnx.GraphProto):
+        self.node = node
+        _make_outputs(body, node.body)
+        self._enclosed = enclosed(node.forward, node.proto, body)
+        self.forward, self.outside = self._enclosed.graph, self._enclosed.outside
+        self.body, self.reads = node.body.beside(), node.body.beside()
+        self.body.scope(f"{node.proto.name or node.proto.op_type}_Grad/body")
+        self.reads.scope(f"{node.proto.name or node.proto.op_type}_Grad/reads")
+        self.outputs = [each.name for each in self.forward.graph.output]
+        self.inputs = [each.name for each in body.input]
+        self._results: Sequence[Value] = ()
+        self._added: list[onnx.NodeProto] = []
+
+    def value(self, name: str) -> Value:
+        """A value of the forward body, as one that the gradient's body reads."""
+        forward = self.forward
+        return Value(self.body, name, forward.sequence(name) or forward.element_type(name), forward.sizes(name))
+
+    def carries(self, name: str) -> bool:
+        """Whether a value of the forward body can have a gradient."""
+        return self.value(name).element_type in (None, *FLOATS)
+
+    def differentiate(self, seeds: Mapping[str, Value], wanted: Sequence[str]) -> dict[str, Value | None]:
+        """The gradients of the wanted values; see `Node.differentiate`."""
+        differentiate = self.node.differentiate
+        assert differentiate is not None
+        return differentiate(self.forward, self.body, seeds, wanted) if seeds else dict.fromkeys(wanted)
+
+    def zeros(self, value: Value, is_sequence: bool) -> Value:
+        """Zeros in the shape of a value that is one of the forward body or comes from outside."""
+        like = Value(self.body, value.name, value.element_type, value.sizes)
+        return zero_tensors(like) if is_sequence else filled_like(like, 0)
+
+    def input(self, what: str, like: str, element_type: int | None = None) -> Value:
+        """A new input of the gradient's body, of the type of a value of the forward body or of another one."""
+        value = self.value(like)
+        return Value(self.body, self.body.free(f"{like}_{what}"), element_type or value.element_type, value.sizes)
+
+    # --- what is read from the forward body ---
+
+    def read_values(self, results: Sequence[Value]) -> list[str]:
+        """The values of the forward body that its gradient reads and that have to be kept for it.
+
+        results: the gradients; nodes of which none depends are left out. Constants are not kept but copied, and of a
+        value of which only the sizes are read, these are kept.
+        """
+        self._results = results
+        self.body.keep([each.name for each in results])
+        own = {*self.inputs, *(name for node in self._nodes() for name in node.output if name)}
+        self._keep_sizes(own)
+        read = [*dict.fromkeys(name for node in self.body.nodes for name in captured(node))]
+        read += [each.name for each in results if each.name not in read]
+        self._copy_constants(read)
+        own.update(name for node in self._added for name in node.output)
+        return [name for name in read if name in own and self.forward.constant(name) is None]
+
+    def _nodes(self) -> list[onnx.NodeProto]:
+        return [*self.forward.nodes(), *self._added]
+
+    def _keep_sizes(self, own: set[str]) -> None:
+        """Let the forward body compute the sizes of its own values, where the gradient reads nothing else of them."""
+        others = read_by(node for node in self.body.nodes if node.op_type not in SIZES)
+        moved = [
+            node
+            for node in self.body.nodes
+            if node.op_type in SIZES and node.input[0] in own and node.input[0] not in others
+        ]
+        for node in moved:
+            sizes = self.forward.sizes(node.input[0])
+            whole = node.op_type == "Shape" and not node.attribute
+            rank = [] if node.op_type == "Size" else [len(sizes)] if whole and sizes is not None else None
+            self.forward.declare(node.output[0], TensorProto.INT64, rank)
+        self._added += moved
+        self.body.nodes = [node for node in self.body.nodes if all(node is not each for each in moved)]
+
+    def _copy_constants(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name in self.outside:
+                continue
+            if name in self.forward.initializers:
+                self.rename({name: self.body.tensor(_unnamed(self.forward.initializers[name])).name})
+            elif (constant := self.forward.constant(name)) is not None:
+                self.rename({name: self.body.constant(constant).name})
+
+    def hoist(self, names: Sequence[str]) -> list[str]:
+        """Compute what depends on values from outside alone once before the gradient; returns the other names."""
+        known, nodes = set(self.outside), []
+        for node in self.forward.nodes():
+            if is_repeatable(node) and all(
+                name in known or name in self.forward.initializers for name in captured(node)
+            ):
+                known.update(node.output)
+                nodes.append(node)
+        hoisted = [name for name in names if name in known]
+        outer, copies = self.node.body, [copied(node) for node in needed(nodes, hoisted)]
+        names_there = {name: outer.free(name) for node in copies for name in node.output if name}
+        for name in read_by(copies) & self.forward.initializers.keys() - self.outside:
+            names_there[name] = outer.tensor(_unnamed(self.forward.initializers[name])).name
+        for node in copies:
+            rename(node, names_there)
+        outer.nodes.extend(copies)
+        self.rename(names_there)
+        return [name for name in names if name not in known]
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Let the gradient's body read other values; names: from old to new ones."""
+        self.body.rename(names)
+        for value in self._results:
+            value.name = names.get(value.name, value.name)
+
+    def is_steady(self, name: str) -> bool:
+        """Whether a value is a tensor that has the same shape in each iteration of a loop."""
+        sizes, steady = self.forward.sizes(name), self._enclosed.steady
+        if sizes is None or self.forward.sequence(name):
+            return False
+        return all(isinstance(size, int) or size in steady for size in sizes)
+
+    # --- the bodies ---
+
+    def add(self, node: onnx.NodeProto) -> None:
+        """Append a node to the forward body."""
+        self._added.append(node)
+
+    def give(self, name: str) -> None:
+        """Make a value of the forward body another output of it."""
+        outputs = [each.name for each in self.forward.graph.output]
+        if name in outputs or name in self.inputs:
+            source, name = name, self.body.free(f"{name}_kept")
+            self.add(helper.make_node("Identity", [source], [name], f"{name}/Identity"))
+            value = self.value(source)
+            if self.forward.sequence(source):
+                self.forward.declare_sequence(name, self.element_type(source))
+            else:
+                self.forward.declare(name, self.element_type(source), value.sizes)
+        self.forward.graph.output.append(self.declared(name))
+
+    def element_type(self, name: str) -> int:
+        """The type of a value's elements. Raises NoGradient if the graph does not tell it."""
+        dtype = self.value(name).element_type
+        if dtype is None:
+            raise NoGradient(f"the type of {name!r}, which the gradient reads, is not known")
+        return dtype
+
+    def declared(self, name: str) -> onnx.ValueInfoProto:
+        """A value of the forward body as an output, with those of its sizes that are numbers."""
+        dtype = self.element_type(name)
+        if self.forward.sequence(name):
+            return helper.make_value_info(name, sequence_type(dtype))
+        return helper.make_tensor_value_info(name, dtype, self.fixed_sizes(name))
+
+    def fixed_sizes(self, name: str) -> list[int | None] | None:
+        """The sizes of a value that are numbers."""
+        sizes = self.forward.sizes(name)
+        return None if sizes is None else [size if isinstance(size, int) else None for size in sizes]
+
+    def named_result(self, name: str, stacked: bool = False, open_sizes: bool = False) -> str:
+        """The name of a new result of the node, which has its type from a value of the body.
+
+        stacked: it has a row for each iteration. open_sizes: only the rank is that of the value.
+        """
+        outer, dtype, sizes = self.node.forward, self.element_type(name), self.fixed_sizes(name)
+        sizes = [None] * len(sizes) if open_sizes and sizes is not None else sizes
+        new = self.body.free(f"{name}_kept")
+        if self.forward.sequence(name):
+            outer.declare_sequence(new, dtype)
+        else:
+            outer.declare(new, dtype, None if sizes is None else [*[None] * stacked, *sizes])
+        return new
+
+    def add_input(self, value: onnx.ValueInfoProto) -> None:
+        """Append an input to the forward body."""
+        self._enclosed.body.input.append(value)
+        given = [copied(each) for each in self.forward.graph.input]
+        given.insert(len(self.inputs), value)
+        keep(self.forward.graph.input, given)
+        self.inputs.append(value.name)
+
+    def restore(self) -> None:
+        """Write the forward body, with what was added, into the node."""
+        self.forward.reorder(self._nodes())
+        self.forward.write_nodes()
+        self._enclosed.restore()
+
+    def gradient_body(self, inputs: Sequence[Value], results: Sequence[Value]) -> onnx.GraphProto:
+        """The body of the gradient, with these inputs and, as outputs, these results."""
+        given = [_told(each.name, each) for each in inputs]
+        names = [self.body.free(f"{each.name}_result") for each in results]
+        copies = [
+            helper.make_node("Identity", [each.name], [name], name) for each, name in zip(results, names, strict=True)
+        ]
+        outputs = [_told(name, each) for each, name in zip(results, names, strict=True)]
+        nodes = needed([*self.reads.nodes, *self.body.nodes, *copies], names)
+        made = {name for node in self.body.nodes for name in node.output}
+        infos = [copied(info) for name, info in self.body.infos.items() if name in made]
+        for size in declared_sizes(infos):
+            if size.HasField("dim_param"):  # which may stand for another size in each iteration
+                size.Clear()
+        constants = [*self.reads.initializers, *self.body.initializers]
+        return helper.make_graph(nodes, "gradient", given, outputs, constants, value_info=infos)
+
+
+def _told(name: str, like: Value) -> onnx.ValueInfoProto:
+    """A value as an input or output, with type and sizes if all sizes are numbers.
+
+    onnxruntime needs them of what counts the iterations, and of what a loop gives that makes none.
+    """
+    if like.element_type is None or like.sizes is None or not all(isinstance(size, int) for size in like.sizes):
+        return onnx.ValueInfoProto(name=name)
+    return helper.make_tensor_value_info(name, like.element_type, like.sizes)
+
+
+def _unnamed(tensor: TensorProto) -> TensorProto:
+    """A tensor without its name, so that equal ones are alike."""
+    copy = copied(tensor)
+    copy.name = ""
+    return copy
+
+
+def _make_outputs(body: onnx.GraphProto, names: GraphBody) -> None:
+    """Let a node of the body make each of its outputs, and each output be another value."""
+    made, seen = {name for node in body.node for name in node.output}, set[str]()
+    for output in body.output:
+        if output.name in seen or output.name not in made:
+            source, output.name = output.name, names.free(f"{output.name}_result")
+            body.node.append(helper.make_node("Identity", [source], [output.name], f"{output.name}/Identity"))
+        seen.add(output.name)
 
 
 @gradient("If", constant=(0,))

@@ -9,8 +9,7 @@ from typing import Any
 from onnx import defs
 
 from opgrad.onnx.graph.messages import CLASSICAL, MICROSOFT, names_of
-from opgrad.onnx.rules.node import Node
-from opgrad.onnx.rules.registry import ALL_INPUTS, RULES, gradient
+from opgrad.onnx.rules.node import ALL_INPUTS, RULES, Node, gradient
 
 BLOCKED = "com.microsoft.nchwc"
 Names = dict[tuple[str, str], str]

@@ -1,11 +1,22 @@
-"""Shapes, and the order and place of elements."""
+"""Shapes, the order and place of elements, indexing, and sequences of tensors."""
 
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import LAST, Value
-from opgrad.onnx.rules.node import Node, reshape_like, reshape_to
-from opgrad.onnx.rules.registry import Gradients, formula, gradient
+from opgrad.onnx.graph.formulas import LAST, Body, Value
+from opgrad.onnx.graph.messages import FLOATS
+from opgrad.onnx.rules.node import (
+    Gradients,
+    Node,
+    NoGradient,
+    filled_like,
+    formula,
+    gradient,
+    ones_like,
+    reshape_like,
+    reshape_to,
+    zero_tensors,
+)
 
 SPLIT_SIZES_ARE_INPUT = 13  # opset
 AXES_OF_PAD = 3  # the index of this input
@@ -140,3 +151,193 @@ def moved_back(node: Node) -> Value:
     places = node.same(numbers, *filler).reshape([-1])
     dx = node.microsoft("GatherGrad", count.reshape([1]), places, node.dy.reshape([-1]), axis=0)
     return dx.reshape(x.shape())
+
+
+@gradient("Gather", constant=(1,), integers=True)
+def gather(node: Node) -> Value:
+    """dx = 0; dx[.., index, ..] += dy."""
+    return node.microsoft("GatherGrad", node.x.shape(), node.required(1), node.dy, axis=node.get("axis", 0))
+
+
+@gradient("GatherElements", constant=(1,), integers=True)
+def gather_elements(node: Node) -> Value:
+    """dx = 0; dx[.., index, ..] += dy, element by element."""
+    return node.microsoft("GatherElementsGrad", node.dy, node.x.shape(), node.required(1), axis=node.get("axis", 0))
+
+
+@gradient("GatherND", constant=(1,), integers=True)
+def gather_nd(node: Node) -> Value:
+    """dx = 0; dx[index] += dy."""
+    batch_dims = node.get("batch_dims", 0)
+    return node.microsoft("GatherNDGrad", node.x.shape(), node.required(1), node.dy, batch_dims=batch_dims)
+
+
+@gradient("TopK", constant=(1,), integers=True)
+def top_k(node: Node) -> Value:
+    """dx = 0; dx[.., index, ..] = dy, with the indices that the operator found."""
+    indices = node.output(1, "_indices", TensorProto.INT64)
+    return node.microsoft("GatherElementsGrad", node.dy, node.x.shape(), indices, axis=node.get("axis", -1))
+
+
+@gradient("OneHot", constant=(0, 1))
+def one_hot(node: Node) -> Gradients:
+    """dvalues = the sums of dy where the index is not and where it is."""
+    dtype = node.required(2).element_type
+    mask = node.same(node.x, node.required(1), node.body.ints([0, 1]).cast(dtype or TensorProto.FLOAT))
+    on = (node.dy * mask).sum(keepdims=False)
+    off = node.dy.sum(keepdims=False) - on
+    return [None, None, node.body.concat(off.reshape([1]), on.reshape([1]))]
+
+
+# --- values that are written at indices ---
+
+
+class _Places:
+    """The places that a scatter writes to; other values can be read and written at the same places."""
+
+    def __init__(self, node: Node):
+        self._node = node
+        self._tuples = node.proto.op_type == "ScatterND"
+        self._axis = {} if self._tuples else {"axis": node.get("axis", 0)}
+
+    def read(self, values: Value) -> Value:
+        """The values at the places."""
+        op = "GatherND" if self._tuples else "GatherElements"
+        return self._node.body.node(op, values, self._node.required(1), **self._axis)
+
+    def write(self, values: Value, updates: Value, reduction: str = "none") -> Value:
+        """The values, with updates at the places."""
+        op = "ScatterND" if self._tuples else "ScatterElements"
+        mode = {} if reduction == "none" else {"reduction": reduction}
+        return self._node.body.node(op, values, self._node.required(1), updates, **self._axis, **mode)
+
+
+@gradient("Scatter", "ScatterElements", "ScatterND", constant=(1,), integers=True)
+def scatter(node: Node) -> Gradients:
+    """ddata = dy where nothing was written, or also there, if it was combined; dupdates = dy at the places."""
+    if node.proto.op_type == "Scatter":
+        node.become("ScatterElements", "", **node.attributes)
+    reduction = node.get("reduction", "none")
+    if reduction not in REDUCTIONS:
+        raise NoGradient(f"its reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
+    if reduction in ("add", "mul") and node.x.element_type not in (None, *FLOATS):
+        raise NoGradient("it computes with integers of a quantized tensor, expected DequantizeLinear before it")
+    if reduction not in ("none", "add"):
+        node = node.wide()
+    return REDUCTIONS[reduction](node, _Places(node))
+
+
+def _replaced(node: Node, places: _Places) -> Gradients:
+    zeros = filled_like(node.required(2), 0, node.dy)
+    return [places.write(node.dy, zeros), None, places.read(node.dy)]
+
+
+def _added(node: Node, places: _Places) -> Gradients:
+    return [node.dy, None, places.read(node.dy)]
+
+
+def _multiplied(node: Node, places: _Places) -> Gradients:
+    """The product of all other factors, which is not y / update where an update is 0."""
+    data, updates, dy = node.x, node.required(2), node.dy
+    zero = updates.equals(0)
+    zeros = places.read(places.write(filled_like(data, 0), zero.like(updates), "add"))
+    factors = places.write(ones_like(data), updates, "mul")
+    filled = node.where(zero, 1, updates)
+    rest = places.read(places.write(data, filled, "mul"))
+    others = node.where(zero, node.where(zeros.equals(1), rest, 0), node.where(zeros.equals(0), rest / filled, 0))
+    return [dy * factors, None, places.read(dy) * others]
+
+
+def _extreme(node: Node, places: _Places) -> Gradients:
+    """dy, shared by what is equal to the result."""
+    data, updates = node.x, node.required(2)
+    kept = data.equals(node.y).like(node.dy)
+    won = updates.equals(places.read(node.y)).like(node.dy)
+    share = node.dy / places.write(kept, won, "add")
+    return [share * kept, None, places.read(share) * won]
+
+
+REDUCTIONS = {"none": _replaced, "add": _added, "mul": _multiplied, "max": _extreme, "min": _extreme}
+
+
+@gradient("SequenceConstruct")
+def construct(node: Node) -> Gradients:
+    """dx = the tensor of dy at the place of x."""
+    return [_at(node.dy, node.body.ints([index]).scalar()) for index in range(len(node.inputs))]
+
+
+@gradient("Optional", "OptionalGetElement", integers=True)
+def optional(node: Node) -> Value:
+    """dx = dy."""
+    if any(map(node.forward.sequence, (node.proto.input[0], node.proto.output[0]))):
+        raise NoGradient("it holds a sequence")
+    return node.dy
+
+
+@gradient("SequenceAt", constant=(1,))
+def at(node: Node) -> Value:
+    """dx = zeros, but dy at the place."""
+    zeros, index = zero_tensors(node.x), _from_the_start(node.required(1), node.x)
+    return _insert(_erase(zeros, index), node.dy, index)
+
+
+@gradient("SequenceInsert", constant=(2,))
+def insert(node: Node) -> Gradients:
+    """dx = dy without the tensor at the place, which is the gradient of what was inserted."""
+    index = node.input(2)
+    if index is None:
+        return [_erase(node.dy, None), _at(node.dy, node.body.ints([-1]).scalar())]
+    # A place counted from the end is one of the shorter sequence, as it was before.
+    index = node.where(index < 0, index - 1, index)
+    return [_erase(node.dy, index), _at(node.dy, index)]
+
+
+@gradient("SequenceErase", constant=(1,))
+def erase(node: Node) -> Value:
+    """dx = dy, with zeros at the place."""
+    index = node.input(1)
+    index = node.body.ints([-1]).scalar() if index is None else index
+    zeros = node.body.node("ConstantOfShape", _at(node.x, index).apply("Shape"))
+    return _insert(node.dy, zeros.like(_at(node.x, index)), _from_the_start(index, node.x))
+
+
+@gradient("SplitToSequence", constant=(1,))
+def split_to_sequence(node: Node) -> Value:
+    """dx = the tensors of dy behind each other."""
+    dropped = node.input(1) is None and not node.get("keepdims", 1)
+    return node.body.node("ConcatFromSequence", node.dy, axis=node.get("axis", 0), new_axis=int(dropped))
+
+
+@gradient("ConcatFromSequence")
+def concat_from_sequence(node: Node) -> Value:
+    """dx = the parts of dy that the tensors of x are."""
+    axis, body = node.get("axis"), node.body
+    if node.get("new_axis", 0):
+        return body.node("SplitToSequence", node.dy, axis=axis, keepdims=0)
+
+    def step(inner: Body, rest: Value, lengths: Value) -> list[Value]:
+        first = inner.ints([0]).scalar()
+        length = inner.node("Gather", inner.node("SequenceAt", rest, first).apply("Shape"), inner.ints([axis]))
+        return [inner.node("SequenceErase", rest, first), inner.concat(lengths, length)]
+
+    count = body.node("SequenceLength", node.x)
+    _, lengths = body.loop(count, [node.x, body.ints([])], step)
+    return body.node("SplitToSequence", node.dy, lengths, axis=axis)
+
+
+def _at(value: Value, index: Value) -> Value:
+    return value.body.node("SequenceAt", value, index)
+
+
+def _insert(value: Value, tensor: Value, index: Value) -> Value:
+    return value.body.node("SequenceInsert", value, tensor, index)
+
+
+def _erase(value: Value, index: Value | None) -> Value:
+    return value.body.node("SequenceErase", value, index)
+
+
+def _from_the_start(index: Value, value: Value) -> Value:
+    """A place in a sequence, counted from its start."""
+    length = value.body.node("SequenceLength", value).like(index)
+    return value.body.where(index < 0, index + length, index)

@@ -1,11 +1,29 @@
-"""Products of matrices."""
+"""Products of matrices, Einstein summation, and Fourier transforms, with complex numbers as pairs on the last axis."""
 
+import string
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.rules.frozen_weights import gradient_through
-from opgrad.onnx.rules.node import Node, reshape_like, sizes_of, transposed, unbroadcast
-from opgrad.onnx.rules.registry import Gradients, gradient
+import numpy as np
+from onnx import TensorProto
+
+from opgrad.onnx.graph.formulas import Body, Value
+from opgrad.onnx.graph.messages import MICROSOFT
+from opgrad.onnx.graph.sizes import Size, are_equal
+from opgrad.onnx.rules.node import (
+    Gradients,
+    Node,
+    NoGradient,
+    broadcast_to,
+    gradient,
+    numbers_of,
+    recomputed,
+    reshape_like,
+    sizes_of,
+    transposed,
+    unbroadcast,
+)
+from opgrad.onnx.rules.quantization import gradient_through
 
 GEMM = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
 
@@ -86,3 +104,264 @@ def gemm(node: Node) -> Gradients:
     if node.input(2) is None:
         return [da, db]
     return [da, db, node.unbroadcast(dy if beta == 1 else dy * beta, 2)]
+
+
+REST = "..."  # the axes without a letter, which are broadcast against each other
+
+
+@dataclass(frozen=True)
+class _Equation:
+    """An equation with one letter for each axis of the operands and the result. rest: the letters that `...` became."""
+
+    terms: Sequence[str]
+    result: str
+    rest: str
+
+    def unused(self, count: int) -> str:
+        """Letters that the equation does not have."""
+        return "".join(each for each in string.ascii_letters if each not in "".join((*self.terms, self.result)))[:count]
+
+
+@gradient("Einsum")
+def einsum(node: Node) -> Gradients:
+    """dx = einsum of dy and all other operands, to the axes of x; an axis that is there twice gets a diagonal."""
+    equation = _parsed(node)
+    return [_gradient_of(node, equation, place) if place in node.needed else None for place in range(len(node.inputs))]
+
+
+def _parsed(node: Node) -> _Equation:
+    text = node.get("equation").replace(" ", "")
+    left, arrow, result = text.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(node.inputs):
+        raise NoGradient(f"its equation {text!r} has {len(terms)} operands, the node {len(node.inputs)}")
+    if not arrow:
+        letters = left.replace(REST, "").replace(",", "")
+        result = (REST if REST in left else "") + "".join(sorted(each for each in letters if letters.count(each) == 1))
+    count = [node.rank(place) - len(term.replace(REST, "")) if REST in term else 0 for place, term in enumerate(terms)]
+    rest = _Equation(terms, result, "").unused(max(count))
+    written = [term.replace(REST, rest[len(rest) - own :]) for term, own in zip(terms, count, strict=True)]
+    return _Equation(written, result.replace(REST, rest), rest)
+
+
+def _gradient_of(node: Node, equation: _Equation, place: int) -> Value:
+    """The gradient of one operand."""
+    x, others = node.required(place), [index for index in range(len(equation.terms)) if index != place]
+    terms, operands = [equation.terms[index] for index in others], [node.required(index) for index in others]
+    if equation.result:
+        terms, operands = [equation.result, *terms], [node.dy, *operands]
+    own = _distinct(equation, place, x, terms, operands)
+    there = "".join(terms)
+    kept = "".join(each for each in own if each in there)
+    sizes, sizes_of_x = _sizes(terms, operands), dict(zip(own, sizes_of(x), strict=True))
+    dx = node.body.node("Einsum", *operands, equation=f"{','.join(terms)}->{kept}") if operands else node.dy
+    dx = dx if equation.result or not operands else dx * node.dy
+    alone = [index for index, each in enumerate(own) if each not in there]
+    if alone:
+        dots = [each for each in equation.rest if each in kept and sizes[each] != 1]
+        open_ = [each for each in dots if not are_equal([sizes_of_x[each]], [sizes[each]])]
+        if any(not isinstance(sizes_of_x[each], int) for each in open_):
+            raise NoGradient("the graph does not tell which axes of the dots are broadcast")
+        summed = [kept.index(each) for each in open_]
+        dx = dx.sum(summed) if summed else dx
+        return broadcast_to(dx.unsqueeze(*alone) if kept else dx, x)
+    whole = [sizes[each] if each in equation.rest or size == 1 else size for each, size in sizes_of_x.items()]
+    return unbroadcast(dx, node.with_sizes(dx, whole), x)
+
+
+def _distinct(equation: _Equation, place: int, x: Value, terms: list[str], operands: list[Value]) -> str:
+    """The letters of an operand, made distinct: for a repeated letter an identity matrix is added to the operands."""
+    term, own = equation.terms[place], ""
+    for axis, each in enumerate(term):
+        if each not in own:
+            own += each
+            continue
+        new = _Equation([*equation.terms, own, *terms], equation.result, "").unused(1)
+        size, body = x.shape(axis, axis + 1), x.body
+        terms.append(each + new)
+        operands.append(body.number(0, x).expand(body.concat(size, size)).apply("EyeLike"))
+        own += new
+    return own
+
+
+def _sizes(terms: Sequence[str], operands: Sequence[Value]) -> dict[str, Size]:
+    """The size of each letter's axis, that of the operand which is not broadcast along it."""
+    found: dict[str, Size] = {}
+    for term, operand in zip(terms, operands, strict=True):
+        for letter, size in zip(term, operand.sizes or [None] * len(term), strict=True):
+            if found.get(letter, 1) == 1:
+                found[letter] = size
+    return found
+
+
+AXIS_IS_INPUT = 20  # opset of DFT
+LENGTH, AXIS = 1, 2  # indices of DFT's inputs
+
+
+def _transform(x: Value, axis: int, length: Value | None = None, **attributes: int) -> Value:
+    """DFT in the form of the opset."""
+    if x.body.opset >= AXIS_IS_INPUT:
+        return x.body.node("DFT", x, length, x.body.constant(np.array(axis)), **attributes)
+    return x.body.node("DFT", x, length, axis=axis, **attributes)
+
+
+def _axis(node: Node) -> int:
+    if node.opset < AXIS_IS_INPUT:
+        return int(node.get("axis", 1)) % node.rank()
+    axis = node.constant(AXIS)
+    if node.input(AXIS) is not None and axis is None:
+        raise NoGradient("its axis is known at run time alone")
+    return (-2 if axis is None else int(axis.reshape(()))) % node.rank()
+
+
+@gradient("DFT", constant=(LENGTH, AXIS))
+def dft(node: Node) -> Value:
+    """dx = n * inverse(dy), of the inverse transform dx = transform(dy) / n; the part of it that x is.
+
+    Of an inverse of one side, numbers that stand for two, themselves and their conjugates, count twice.
+    """
+    axis, inverse, onesided, last = _axis(node), node.get("inverse", 0), node.get("onesided", 0), node.rank() - 1
+    own, given = node.x.shape(axis, axis + 1), node.input(LENGTH)
+    if inverse and onesided:
+        _check_one_side(node, axis)
+    length = node.y.shape(axis, axis + 1) if inverse else own if given is None else given.reshape([1])
+    dy = _filled(node.dy, axis, length) if onesided and not inverse else node.dy
+    count = length.squeeze(0).cast(node.dy.element_type or TensorProto.FLOAT)
+    back = _transform(dy, axis, inverse=1 - inverse, onesided=inverse & onesided)
+    back = back / count if inverse else back * count
+    if inverse and onesided:
+        back = back * _numbers_for_one(length.squeeze(0), back).reshape([-1, *[1] * (last - axis)])
+    back = back if given is None else _filled(back, axis, own)
+    return back.slice(0, 1, last) if numbers_of(node.x, last) == [1] else back
+
+
+def _check_one_side(node: Node, axis: int) -> None:
+    """Raise NoGradient where onnxruntime is known to compute something else than ONNX's reference."""
+    given, size = node.constant(LENGTH), sizes_of(node.x)[axis]
+    if given is not None and isinstance(size, int) and size != (own := int(given.reshape(())) // 2 + 1):
+        raise NoGradient(
+            f"it is an inverse of one side with {size} numbers, expected {own} of a length of {given.reshape(())}: of "
+            "others onnxruntime computes something else than ONNX says"
+        )
+
+
+def _numbers_for_one(length: Value, like: Value) -> Value:
+    """For each place of one side, how many numbers of the whole it stands for: 1 or 2."""
+    body = length.body
+    # The first stands for itself alone, and of an even length the last.
+    alone = body.node("Mod", body.range(length / 2 + 1) * 2, length).equals(0)
+    return body.where(alone, body.number(1, like), 2)
+
+
+def _filled(value: Value, axis: int, length: Value) -> Value:
+    """The first numbers along an axis, with zeros behind them where there are not enough."""
+    body = value.body
+    behind = body.concat(value.shape(0, axis), length, value.shape(axis + 1))
+    return body.concat(value, body.full(behind, 0, value), axis=axis).slice(body.ints([0]), length, axis)
+
+
+@recomputed("STFT", constant=(1, 3))
+def stft(node: Node) -> Value:
+    """y = the transforms of frames of the signal, each times the window."""
+    body, window, size = node.body, node.input(2), node.input(3)
+    if size is None and window is None:
+        raise NoGradient("it has neither a window nor a length of frames")
+    width = window.shape(0, 1).squeeze(0) if size is None and window is not None else node.required(3).scalar()
+    width, step = width.cast(TensorProto.INT64), node.required(1).scalar().cast(TensorProto.INT64)
+    end = node.x.shape(1, 2).squeeze(0) - width + 1
+    starts = body.node("Range", body.constant(np.array(0)), end, step)
+    frames = body.node("Gather", node.x, starts.unsqueeze(1) + body.range(width), axis=1)
+    weighted = frames if window is None else frames * window.unsqueeze(1)
+    return _transform(weighted, 2, onesided=node.get("onesided", 1))
+
+
+@gradient("CumProd", constant=(1,))
+def cum_prod(node: Node) -> Value:
+    """dx[i] = p[i] * s[i], p the product before i, s[i] = dy[i] + x[i + 1] * s[i + 1]; no division, for zeros."""
+    axis = node.constant(1)
+    if axis is None:
+        raise NoGradient("its axis is known at run time alone")
+    place, rank = int(axis.reshape(())) % node.rank(), node.rank()
+    order = [place, *(each for each in range(rank) if each != place)]
+    exclusive, reverse = node.get("exclusive", 0), node.get("reverse", 0)
+
+    def step(_: Body, later: Value, x: Value, dy: Value) -> tuple[list[Value], list[Value]]:
+        s = dy + later
+        return [dy + x * later if exclusive else x * s], [later if exclusive else s]
+
+    x, dy = node.x.transpose(*order), node.dy.transpose(*order)
+    start = node.body.full(x.shape(1), 0, node.x)
+    s = node.body.scan([start], [x, dy], step, backward=not reverse)[1]
+    before = node.body.node("CumProd", node.x, node.required(1), exclusive=1, reverse=reverse)
+    return before * s.transpose(*np.argsort(order).tolist())
+
+
+@gradient("TensorScatter", constant=(2,))
+def tensor_scatter(node: Node) -> Gradients:
+    """dpast = dy, 0 where something was written; dupdate = dy at these places."""
+    update, at, rank = node.required(1), node.input(2), node.rank()
+    axis = node.get("axis", -2) % rank
+    column = [each for each in range(rank) if each != axis]
+    places = node.body.range(update.shape(axis, axis + 1).squeeze(0)).unsqueeze(*column)
+    if at is not None:
+        places = places + at.reshape([-1, *(1 for _ in range(rank - 1))])
+    if node.get("mode", "linear") == "circular":
+        places = node.body.node("Mod", places, node.x.shape(axis, axis + 1).squeeze(0))
+    index = places.expand(update.shape())
+    zeros = node.body.full(update.shape(), 0, node.dy)
+    return [
+        node.body.node("ScatterElements", node.dy, index, zeros, axis=axis),
+        node.body.node("GatherElements", node.dy, index, axis=axis),
+    ]
+
+
+@gradient("Col2Im", constant=(1, 2))
+def col2im(node: Node) -> Value:
+    """dx = the blocks of dy: its convolution with filters that each pick one place of a block."""
+    block, image = node.constant(2), node.required(1)
+    if block is None:
+        raise NoGradient("the size of its blocks is known at run time alone")
+    count, body = int(block.prod()), node.body
+    given = node.given("dilations", "pads", "strides")
+    filters = body.constant(np.eye(count).reshape(count, 1, *block.tolist())).like(node.dy)
+    channels = node.dy.reshape(body.concat(body.ints([-1, 1]), image))
+    return reshape_like(body.node("Conv", channels, filters, **given), node.x)
+
+
+@gradient("Det")
+def determinant(node: Node) -> Value:
+    """dx = dy * y * inverse(x).T."""
+    rank = node.rank()
+    return transposed(_inverse(node, node.x), rank) * (node.dy * node.y).unsqueeze(rank - 2, rank - 1)
+
+
+@gradient("Inverse", domain=MICROSOFT)
+def inverse(node: Node) -> Value:
+    """dx = -y.T @ dy @ y.T."""
+    y = transposed(node.y, node.rank())
+    return -node.body.node("MatMul", node.body.node("MatMul", y, node.dy), y)
+
+
+def _inverse(node: Node, x: Value) -> Value:
+    if node.body.plain:
+        raise NoGradient("ONNX has no inverse of a matrix, expected plain=False")
+    return node.microsoft("Inverse", x)
+
+
+@gradient("Unique")
+def unique(node: Node) -> Value:
+    """dx = 0; dx[index] = dy, at the first place of each."""
+    indices, axis = node.output(1, "_indices", TensorProto.INT64), node.get("axis")
+    if axis is not None:
+        return node.microsoft("GatherGrad", node.x.shape(), indices, node.dy, axis=axis % node.rank())
+    flat = node.microsoft("GatherGrad", node.x.size().reshape([1]), indices, node.dy, axis=0)
+    return reshape_like(flat, node.x)
+
+
+@gradient("MRotaryEmbedding", domain=MICROSOFT, constant=(1,))
+def multimodal_rotary_embedding(node: Node) -> Value:
+    """dx = dy, every pair turned back."""
+    if node.needed - {0}:
+        raise NoGradient("its cosines and sines are trained, and their gradients are not computed")
+    positions, cos, sin = (node.required(place) for place in (1, 2, 3))
+    return node.same(node.dy, positions, cos, -sin)

@@ -8,8 +8,17 @@ from onnx import TensorProto
 from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.graph.sizes import are_equal, known
-from opgrad.onnx.rules.node import Node, ratio, reshape_like, reshape_to, sizes_of, unbroadcast
-from opgrad.onnx.rules.registry import Gradients, NoGradient, gradient
+from opgrad.onnx.rules.node import (
+    Gradients,
+    Node,
+    NoGradient,
+    gradient,
+    ratio,
+    reshape_like,
+    reshape_to,
+    sizes_of,
+    unbroadcast,
+)
 
 FIRST_TRAINING_MODE = 14  # opset of BatchNormalization whose attribute says whether it trains
 

@@ -25,8 +25,7 @@ from opgrad.onnx.plain.recurrent import (
     sigmoid_slope,
     tanh_slope,
 )
-from opgrad.onnx.rules.node import Node, sizes_of
-from opgrad.onnx.rules.registry import Gradients, NoGradient, decomposition, gradient
+from opgrad.onnx.rules.node import Gradients, Node, NoGradient, decomposition, gradient, sizes_of
 
 BIAS, LENGTHS, H, C, PEEPHOLES = range(3, 8)  # indices of inputs
 AXES = (None, 0, 0, 0, 0, 0, 0)  # along which the gradients of directions are joined; that of x is a sum

@@ -28,7 +28,7 @@ from opgrad.onnx.graph.messages import (
 )
 from opgrad.onnx.graph.nodes import all_nodes, attributes_of, model_nodes
 from opgrad.onnx.graph.subgraphs import hoist_constants
-from opgrad.onnx.rules.registry import RULES
+from opgrad.onnx.rules.node import RULES
 from opgrad.training.make.outputs import correct_shapes
 
 LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss

@@ -17,7 +17,7 @@ from opgrad.onnx.graph.conversion import compute_in_float32, in_float32
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph, constant_tensor, overridable
 from opgrad.onnx.graph.messages import FLOATS, HALVES, copied, domain_of, keep
-from opgrad.onnx.rules.frozen_weights import BYTES_SUFFIX
+from opgrad.onnx.rules.quantization import BYTES_SUFFIX
 from opgrad.training.files.artifact_set import (
     BUFFER_SUFFIX,
     RESET,

@@ -7,8 +7,7 @@ import numpy as np
 import onnx
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.onnx.gradients.expansion import inline_functions
-from opgrad.onnx.gradients.reach import differentiable_inputs, taken_nodes
+from opgrad.onnx.gradients.expansion import differentiable_inputs, inline_functions, taken_nodes
 from opgrad.onnx.graph.facts import ALL, facts_of
 from opgrad.onnx.graph.graph import Graph, constant_tensor
 from opgrad.onnx.graph.messages import FLOATS, domain_of, size_of

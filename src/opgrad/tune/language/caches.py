@@ -13,7 +13,7 @@ from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, keep
 from opgrad.onnx.graph.nodes import attributes_of, needed, read_by, rename_inputs
-from opgrad.onnx.rules.grouped_attention import in_sequences, of_sequences
+from opgrad.onnx.rules.attention import in_sequences, of_sequences
 from opgrad.onnx.rules.node import Node, NoGradient, sizes_of
 
 # The places of caches among the inputs of operators of attention; their results behind the first are caches, too.
