@@ -81,7 +81,7 @@ def test_one_module_writes_files():
     rooms = ("training", "tune", "cli/commands", "onnxruntime", "onnx")
     found = [call for room in rooms for file in sorted((SOURCE / room).rglob("*.py")) for call in _writing_calls(file)]
     assert found == [
-        "training/run/figures.py: path.open('a', encoding='utf-8')",  # line by line, while a run goes
+        "training/run/metrics.py: path.open('a', encoding='utf-8')",  # line by line, while a run goes
         "tune/lines.py: self.path.open('wb')",  # in a folder for temporary files, which nobody else reads
         "onnxruntime/sessions.py: open(descriptor, 'wb', closefd=False)",  # in memory, without a folder
     ]
