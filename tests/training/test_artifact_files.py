@@ -12,7 +12,7 @@ from small_models import LABELS, build, gradients_of, normal, perceptron, run
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.files import checkpoint_tables
-from opgrad.training.make import generation
+from opgrad.training.make import artifacts
 
 CE = LossType.CrossEntropyLoss
 
@@ -53,7 +53,7 @@ def test_values_outside_are_read_and_written(tmp_path, monkeypatch):
     onnx.save(wide(), source, save_as_external_data=True, location="weights", size_threshold=0)
     whole.mkdir()
     generate_artifacts(source, ["w1"], loss=CE, optimizer=OptimType.SGD, artifact_directory=whole)
-    monkeypatch.setattr(generation, "OUTSIDE_FROM", 100_000)
+    monkeypatch.setattr(artifacts, "OUTSIDE_FROM", 100_000)
     monkeypatch.setattr(checkpoint_tables, "LARGEST", 10_000)
     folder.mkdir()
     made = generate_artifacts(source, ["w1"], loss=CE, optimizer=OptimType.SGD, artifact_directory=folder)

@@ -14,7 +14,7 @@ from opgrad.cli.app import app
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.engine import loss_scale
+from opgrad.training.engine.trainer import FACTOR, LossScale
 
 RANDOM = np.random.default_rng(5)
 X, LABELS = RANDOM.standard_normal((8, 4)).astype(np.float32), RANDOM.integers(0, 3, 8)
@@ -194,14 +194,16 @@ def test_steps_whose_gradients_overflow_are_skipped(tmp_path, monkeypatch):
     assert (trainer.loss_scale.skipped, trainer.loss_scale.factor) == (2, 2.0**20)
     np.testing.assert_array_equal(trainer.parameters["w"], before)
     assert trainer.optimizer.steps == 0
-    monkeypatch.setattr(loss_scale, "MOST_SKIPPED", 2)  # so many in a row are no matter of the factor
+    monkeypatch.setattr(
+        "opgrad.training.engine.trainer.MOST_SKIPPED", 2
+    )  # so many in a row are no matter of the factor
     trainer.step(given)
     assert not np.isfinite(trainer.parameters["w"]).all()
 
 
 def test_a_dynamic_factor_is_halved_and_doubled(monkeypatch):
-    monkeypatch.setattr(loss_scale, "PATIENCE", 2)
-    scale, factors = loss_scale.LossScale("dynamic"), []
+    monkeypatch.setattr("opgrad.training.engine.trainer.PATIENCE", 2)
+    scale, factors = LossScale("dynamic"), []
     for finite in (False, False, True, True, False, True, True, True, True, True, True):
         assert scale.takes(finite) == finite
         factors.append(np.log2(scale.factor))
@@ -221,7 +223,7 @@ def test_checkpoints_keep_the_factor(tmp_path):
     after = losses(trainer, given, 2)
     assert trainer.loss_scale.to_text() != text
     trainer.restore(saved)
-    saved.properties[loss_scale.FACTOR] = "[1.0, 2]"
+    saved.properties[FACTOR] = "[1.0, 2]"
     with pytest.raises(ValueError, match=r"Trainer.restore: opgrad.loss_scale is '\[1.0, 2\]', expected the state of"):
         trainer.restore(saved)
     assert (trainer.loss_scale.to_text(), losses(trainer, given, 2)) == (text, after)
@@ -230,7 +232,7 @@ def test_checkpoints_keep_the_factor(tmp_path):
 @pytest.mark.parametrize("given", [0, -1.0, 2.0**30, "static", True, float("nan")])
 def test_other_factors_are_refused(given):
     with pytest.raises(ValueError, match=r"loss_scale is .*, expected 'dynamic' or a number from"):
-        loss_scale.LossScale(given)
+        LossScale(given)
 
 
 def test_graphs_without_float16_are_refused(tmp_path):

@@ -14,7 +14,7 @@ from opgrad.training import ArtifactSet, Checkpoint, Dataset, Trainer, read_chec
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.files import mapped_files, tensor_values
-from opgrad.training.make import generation
+from opgrad.training.make import artifacts
 
 SIZE, COUNT = 256, 8
 TENSOR = SIZE * SIZE * 4  # bytes
@@ -29,7 +29,7 @@ BATCH = {"x": X, "target": X}
 def small(monkeypatch):
     """Let tensors of 256 KiB be large."""
     for module, name in (
-        (generation, "OUTSIDE_FROM"),
+        (artifacts, "OUTSIDE_FROM"),
         (tensor_values, "HUGE"),
         (tensor_values, "SHARED_FROM"),
         (mapped_files, "LEAST"),

@@ -10,7 +10,7 @@ from small_models import normal
 from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.files import tensor_values
-from opgrad.training.make import generation
+from opgrad.training.make import artifacts
 
 DEPTH, WIDTH, BLOCK = 80, 48, 16
 KINDS = {"int4": (TensorProto.INT4, -8, 7), "uint4": (TensorProto.UINT4, 0, 15), "int8": (TensorProto.INT8, -128, 127)}
@@ -68,7 +68,7 @@ def test_trains_as_the_floats_do(kind, shared, tmp_path, monkeypatch):
     """shared: weights are inputs of the sessions, which read the mapped file, as those from 64 MiB on are."""
     monkeypatch.setattr(tensor_values, "HUGE", 1500)
     monkeypatch.setattr(tensor_values, "SHARED_FROM", 0 if shared else 1 << 26)
-    monkeypatch.setattr(generation, "OUTSIDE_FROM", 1500)
+    monkeypatch.setattr(artifacts, "OUTSIDE_FROM", 1500)
     packed, floats = (trainer_of(model, tmp_path / str(place)) for place, model in enumerate(models(kind)))
     graph = onnx.load(packed.artifacts.directory / "training_model.onnx", load_external_data=False).graph
     assert "QuantizedMatMulGrad" in {node.op_type for node in graph.node}

@@ -12,7 +12,7 @@ from opgrad.cli.inspection import inspect
 from opgrad.training import ArtifactSet, Trainer, onnxblock, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.make.checks import quantity
-from opgrad.training.make.fixed_constants import is_of_sines
+from opgrad.training.make.selection import is_of_sines
 
 CE = LossType.CrossEntropyLoss
 

@@ -10,7 +10,7 @@ from opgrad.cli.app import app
 from opgrad.onnx.graph.nodes import SCOPES
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.make.shared_tensors import untie
+from opgrad.training.make.selection import untie
 
 CE, SGD = LossType.CrossEntropyLoss, OptimType.SGD
 ONES, ZEROS = np.ones(8, np.float32), np.zeros(8, np.float32)

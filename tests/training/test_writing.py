@@ -31,7 +31,7 @@ from opgrad.training.engine.export import write_inference_model
 from opgrad.training.export import building
 from opgrad.training.export.export import export_step
 from opgrad.training.files.weights import Weights, encode
-from opgrad.training.make import generation
+from opgrad.training.make import artifacts as making
 from opgrad.training.run import fit
 from opgrad.training.run.metrics import EpochMetrics, plot_losses, write_csv
 
@@ -216,7 +216,7 @@ def contents(folder):
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_all_or_nothing_at_every_step(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "OUTSIDE_FROM", 100_000)
+    monkeypatch.setattr(making, "OUTSIDE_FROM", 100_000)
     for seed, name in enumerate(("old", "new")):
         (tmp_path / name).mkdir()
         write(tmp_path / name, 0)
@@ -306,7 +306,7 @@ def test_the_target_of_a_link_is_written(write, there, tmp_path):
     ],
 )
 def test_links_and_pipes_in_a_folder_stay(write, name, make, tmp_path, monkeypatch):
-    monkeypatch.setattr(generation, "OUTSIDE_FROM", 100_000)
+    monkeypatch.setattr(making, "OUTSIDE_FROM", 100_000)
     (tmp_path / "precious").write_text("somebody's")
     make(tmp_path / name)
     with pytest.raises(ValueError, match=rf"{name} is (a link|no regular file), expected a regular file"):

@@ -27,7 +27,7 @@ from opgrad.onnx.graph.nodes import attributes_of, names_in, rename, rename_inpu
 from opgrad.ops.quantized import floats_of
 from opgrad.training.files.tensor_values import Held, array_of
 from opgrad.training.make.checks import listed, near
-from opgrad.training.make.patterns import fits
+from opgrad.training.make.selection import fits
 from opgrad.tune.language.model import LanguageModel, attributes_of_nbits
 from opgrad.tune.language.products import TABLES, WeightProduct
 from opgrad.tune.options import parsed, require

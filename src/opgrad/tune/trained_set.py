@@ -21,8 +21,7 @@ from opgrad.training.files.artifact_set import AdamWRule, ArtifactSet
 from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import Held, inputs_of_all
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
-from opgrad.training.make.patterns import matching
-from opgrad.training.make.selection import Candidates, torn_layers, torn_note
+from opgrad.training.make.selection import Candidates, matching, torn_layers, torn_note
 from opgrad.tune.language.caches import PLACES, STARTS, packed_rows
 from opgrad.tune.language.model import LanguageModel, use_tiles
 from opgrad.tune.language.products import WeightProduct

@@ -186,16 +186,16 @@ def _values(group: Any) -> dict[str, Any]:
 
 
 def _clipping(norm: float) -> Any:
-    from opgrad.training.make.blocks.optim import ClipGradNorm
+    from opgrad.training.make.blocks import ClipGradNorm
 
     return ClipGradNorm(norm)
 
 
 def _block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
     """The block of this kind with the options that were given. Raises ValueError for one that it does not take."""
-    from opgrad.training.make.blocks import loss, optim
+    from opgrad.training.make import blocks, losses
 
-    made = getattr(loss if isinstance(kind, Loss) else optim, kind.name)
+    made = getattr(losses if isinstance(kind, Loss) else blocks, kind.name)
     given = {name: value for name, value in arguments.items() if value is not None}
     taken = inspect.signature(made).parameters
     if wrong := [option(name) for name in given if name not in taken]:

@@ -207,8 +207,7 @@ def _made(
 ) -> "ArtifactSet":
     """The artifacts of a model, also in the folder that keeps them."""
     from opgrad.cli.text import amount
-    from opgrad.training.make.artifacts import described
-    from opgrad.training.make.generation import Files
+    from opgrad.training.make.artifacts import Files, described
 
     folder = paths.artifacts or Path(model.stem)
     with screen.status(Text(visible(f"making artifacts of {model}"))):

@@ -327,7 +327,7 @@ def _state(name: str, group: OptimizerGroup) -> checkpoint_tables.Values:
     return {
         "name": _text("name", name),
         "step": _integer(f"step of {name!r}", group.step),
-        "learning_rate": in_float32(f"write_checkpoint: learning_rate of {name!r}", group.learning_rate),
+        "learning_rate": as_float32(f"write_checkpoint: learning_rate of {name!r}", group.learning_rate),
         "moments": moments,
     }
 
@@ -353,7 +353,7 @@ def _properties(properties: Mapping[str, int | float | str]) -> checkpoint_table
         elif isinstance(value, numbers.Integral | np.bool_):
             bag["integers"].append({"name": key, "value": _integer(what, value)})
         else:
-            bag["floats"].append({"name": key, "value": in_float32(f"write_checkpoint: {what}", value)})
+            bag["floats"].append({"name": key, "value": as_float32(f"write_checkpoint: {what}", value)})
     return bag
 
 
@@ -375,7 +375,7 @@ def _integer(what: str, value: Any) -> int:
     return int(value)
 
 
-def in_float32(what: str, value: Any) -> float:
+def as_float32(what: str, value: Any) -> float:
     """A number, rounded to float32. what: its name, for messages. Raises TypeError, or ValueError beyond float32."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{what} is {type(value).__name__}, expected int, float or str")

@@ -1,23 +1,387 @@
-"""Finds the tensors of a model that are its weights, and selects those that are trained."""
+"""Finds the tensors of a model that are its weights, and selects those that are trained.
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+Users choose tensors by names and by patterns of the shell, such as `layers.0.*`. A pattern matches names of tensors,
+and the names that tensors would have in the modules that read them; `Candidates.modules` has these. Constants that are
+used like weights, such as sinusoidal positions, are told from them. Layers that read one tensor may get a copy each.
+"""
+
+import fnmatch
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError
 from opgrad.onnx.gradients.expansion import differentiable_inputs, inline_functions, taken_nodes
+from opgrad.onnx.graph.conversion import STATISTICS
 from opgrad.onnx.graph.facts import ALL, facts_of
 from opgrad.onnx.graph.graph import Graph, constant_tensor
-from opgrad.onnx.graph.messages import FLOATS, domain_of, size_of
-from opgrad.onnx.graph.nodes import all_nodes, captured, module_path, reads_values
+from opgrad.onnx.graph.loading import mend
+from opgrad.onnx.graph.messages import FLOATS, domain_of, free_name, size_of
+from opgrad.onnx.graph.nodes import all_nodes, captured, module_path, names_in, reads_values, title
 from opgrad.training.files.tensor_values import Held, array_of
 from opgrad.training.make import forms
-from opgrad.training.make.checks import listed, quantity, without_values
-from opgrad.training.make.fixed_constants import INPUT, Fixed
-from opgrad.training.make.patterns import matching
-from opgrad.training.make.shared_tensors import PRODUCTS, is_handed_on, layer_of, name_in_module
+from opgrad.training.make.checks import listed, near, quantity, without_values
+
+PATTERN = "*?["
+INITIALIZERS = "initializer of the model", "weight of the model"
+
+
+def fits(pattern: str, names: Iterable[str]) -> bool:
+    """Whether a pattern is one of several names of a tensor, or matches it."""
+    return any(fnmatch.fnmatchcase(name, pattern) or name == pattern for name in names)
+
+
+def matching(
+    what: str, given: Iterable[str], names: Iterable[str], weights: Sequence[str],
+    modules: Mapping[str, Sequence[str]], kinds: tuple[str, str] = INITIALIZERS,
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """The given names, and the weights that match given patterns. Raises ArgumentError for one that matches nothing.
+
+    names: of all tensors. weights: of those that patterns match. modules: further names of weights, see `Candidates`.
+    kinds: what the names are of, and what patterns match, for messages.
+    """
+    known, exact, loose = dict.fromkeys(names), [], []
+    for each in _texts(what, given):
+        if each in known:
+            exact.append(each)
+        elif found := [name for name in weights if each in modules.get(name, ())]:
+            exact += found
+        elif found := [name for name in weights if fits(each, (name, *modules.get(name, ())))]:
+            loose += found
+        else:
+            more = chain.from_iterable(modules.values())
+            raise ArgumentError(what, f"has {each!r}, {_nothing(each, [*known, *more], *kinds)}")
+    return list(dict.fromkeys(exact)), list(dict.fromkeys(loose))
+
+
+def _nothing(given: str, names: list[str], one: str, several: str) -> str:
+    """The reason why a name or a pattern matches nothing, for a message."""
+    if not set(PATTERN) & set(given):
+        return f"which is no {one}{near(given, names)}"
+    if others := [name for name in names if fits(given, (name,))]:
+        return f"which matches no {several.split()[0]}, but {listed(others)}: name those in full"
+    return f"which matches no {several}{near(given, names)}"
+
+
+def _texts(what: str, given: Iterable[str]) -> list[str]:
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    for name in names:
+        if not isinstance(name, str):
+            raise ArgumentTypeError(what, f"has {name!r}, expected names")
+    return names
+
+
+ARITHMETIC = ("Add", "Sub", "Mul", "Div")
+MULTIPLYING = ("MatMul", "Mul", "Einsum", "Gemm")
+WAVES = ("Sin", "Cos")
+MOST_STEPS = 8  # the most nodes between a product and the sine of it
+
+POSITIONS, FREQUENCIES, INPUT = "positions, as sines", "frequencies of positions", "normalizes an input"
+
+MOST_LOOKED_AT, MOST_ROWS = 64, 4096  # the most rows or columns of a table to check, and rows of these columns
+LEAST_ROWS = 8  # the fewest rows of a table of positions; fewer rows can look like one by chance
+# The largest error of a sine in a table of this type; the error of float32 sines of large angles reaches 1e-4.
+TOLERANCE = {np.dtype(np.float64): 1e-3, np.dtype(np.float32): 1e-3}
+LOW_PRECISION = 2e-2
+
+
+class Fixed:
+    """Finds out which tensors of a graph were never trained.
+
+    graph: with functions inlined. tensors: those that could be weights. values: returns the values of one of them.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, tensors: Mapping[str, TensorProto], values: Callable[[str], np.ndarray]):
+        self._tensors, self._values = tensors, values
+        self._inputs = {each.name: each.type.tensor_type.elem_type for each in graph.input}
+        self._producers = {name: node for node in all_nodes(graph.node) for name in node.output if name}
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in filter(reads_values, all_nodes(graph.node)):
+            for name in dict.fromkeys(node.input):
+                self._readers.setdefault(name, []).append(node)
+
+    def reason(self, name: str) -> str | None:
+        """What an untrained tensor is, in words; None for a weight."""
+        if self._is_of_frequencies(name):
+            return FREQUENCIES
+        if self._normalizes_input(name):
+            return INPUT
+        return POSITIONS if is_of_sines(self._values, name, self._tensors[name].dims) else None
+
+    # --- how inputs are normalized ---
+
+    def _normalizes_input(self, name: str) -> bool:
+        """Whether all readers of the tensor apply it to an input, with a number for each channel or feature.
+
+        A tensor with more than one axis larger than 1, such as a table of positions, is no such normalization.
+        """
+        readers = self._read_through(name) if sum(size > 1 for size in self._tensors[name].dims) <= 1 else []
+        return bool(readers) and all(
+            node.op_type in ARITHMETIC
+            and not domain_of(node)
+            and any(self._is_input(other) for other in node.input if other not in values)
+            for node, values in readers
+        )
+
+    def _read_through(self, name: str) -> list[tuple[onnx.NodeProto, set[str]]]:
+        """The nodes that read a tensor, directly or reshaped or cast, each with the names under which it reads it."""
+        names, waiting, found = {name}, [name], []
+        while waiting:
+            for node in self._readers.get(waiting.pop(), ()):
+                if facts_of(node).moves:
+                    if node.output[0] not in names:
+                        names.add(node.output[0])
+                        waiting.append(node.output[0])
+                else:
+                    found.append((node, names))
+        return found
+
+    def _is_input(self, name: str) -> bool:
+        """Whether a value is a float input, or computed from one and constants element by element."""
+        while name not in self._inputs:
+            node = self._producers.get(name)
+            if node is None or domain_of(node):
+                return False
+            if facts_of(node).moves:
+                name = node.input[0]
+                continue
+            others = [each for each in node.input if each not in self._tensors]
+            if node.op_type not in ARITHMETIC or len(others) != 1:
+                return False
+            name = others[0]
+        return name not in self._tensors
+
+    # --- positions ---
+
+    def _is_of_frequencies(self, name: str) -> bool:
+        """Whether a tensor holds frequencies: it is multiplied by positions, and sines are taken of the products."""
+        products = [node for node, _ in self._read_through(name)]
+        return bool(products) and all(
+            node.op_type in MULTIPLYING
+            and not domain_of(node)
+            and self._leads_to_waves(node)
+            and self._is_of_integers(node.input, name)
+            for node in products
+        )
+
+    def _leads_to_waves(self, node: onnx.NodeProto) -> bool:
+        names = [*node.output]
+        for _ in range(MOST_STEPS):
+            readers = [each for name in names for each in self._readers.get(name, ())]
+            if any(each.op_type in WAVES for each in readers):
+                return True
+            names = [
+                each.output[0] for each in readers if facts_of(each).moves or each.op_type in (*ARITHMETIC, "Concat")
+            ]
+        return False
+
+    def _is_of_integers(self, names: Iterable[str], but: str) -> bool:
+        """Whether values are computed from integers alone, except for scalar constants."""
+        seen, waiting = {but}, [name for name in names if name]
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            tensor = self._tensors.get(name)
+            if tensor is not None:
+                if tensor.data_type in FLOATS and np.prod(tensor.dims) > 1:
+                    return False
+            elif name in self._inputs:
+                if self._inputs[name] in FLOATS:
+                    return False
+            elif (node := self._producers.get(name)) is not None:
+                waiting += captured(node) if reads_values(node) else []
+        return True
+
+
+def is_of_sines(values: Callable[[str], np.ndarray], name: str, dims: Iterable[int]) -> bool:
+    """Whether a tensor is a table of sinusoidal positions: sines and cosines, with a row for each position."""
+    sizes = [size for size in dims if size != 1]
+    if len(sizes) < 2 or max(sizes[-2:]) < LEAST_ROWS or len(sizes) > 3:
+        return False
+    array = values(name)
+    kind = TOLERANCE.get(array.dtype, LOW_PRECISION)
+    if not np.all(np.abs(array.ravel()[:: max(1, array.size // 4096)].astype(np.float64)) <= 1 + kind):
+        return False
+    table = array.reshape(sizes)
+    if len(sizes) == 3:  # positions along the two axes of images, or a table for each of several heads
+        return _has_pairs(table.reshape(-1, sizes[2]), kind) or _has_pairs(table.reshape(sizes[0], -1).T, kind)
+    return any(_has_pairs(each, kind) or _has_waves(each, kind) for each in (table, table.T))
+
+
+def _some(table: np.ndarray) -> np.ndarray:
+    """At most `MOST_LOOKED_AT` rows of a table, evenly spread over it, in float64."""
+    step = -(-len(table) // MOST_LOOKED_AT)
+    return table[::step].astype(np.float64)
+
+
+def _has_pairs(table: np.ndarray, tolerance: float) -> bool:
+    """Whether every row holds the sines and the cosines of the same angles: the sum of its squares is half its size.
+
+    Rows of zeros, as for a class token or padding, are skipped. Of a large table only some rows are checked.
+    """
+    table = _some(table)
+    rows, columns = table.shape
+    squares = np.square(table).sum(axis=1)
+    kept = squares > 0
+    if columns < 4 or columns % 2 or kept.sum() < max(LEAST_ROWS, rows - 2):
+        return False
+    close = np.abs(squares[kept] - columns / 2) < tolerance * columns
+    return bool(close.all()) and bool(np.ptp(table) > 1)
+
+
+def _has_waves(table: np.ndarray, tolerance: float) -> bool:
+    """Whether every column f is a sine over the rows: f(n + m) + f(n - m) = c * f(n), with one c for all n.
+
+    Of a large table only some columns and the first rows are checked.
+    """
+    table = _some(table[:MOST_ROWS].T).T
+    rows = len(table)
+    if rows < LEAST_ROWS or np.ptp(table) <= 1:
+        return False
+    step = max(1, rows // 4)
+    middle, sums = table[step:-step], table[2 * step :] + table[: -2 * step]
+    squares = np.square(middle).sum(axis=0)
+    factors = np.where(squares > 0, (middle * sums).sum(axis=0) / np.where(squares > 0, squares, 1), 2)
+    off = np.abs(sums - factors * middle).max()
+    # Columns for which c is always 2 are straight lines.
+    return bool(off < 4 * tolerance and (np.abs(factors) <= 2 + tolerance).all() and (factors < 1.9).any())
+
+
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Conv", "ConvTranspose", "FusedConv")  # whose second input is a weight
+RUNNING = ("running_mean", "running_var")  # what PyTorch calls the statistics of batch normalization
+Edge: TypeAlias = tuple[onnx.NodeProto, int]  # a node that reads a tensor, and the place among its inputs
+Layer: TypeAlias = tuple[str, str]  # the module that reads a tensor, or the node, and the name of a statistic or ""
+
+
+def layer_of(node: onnx.NodeProto, place: int) -> Layer:
+    """The layer that reads a tensor; the nodes of one module are one layer."""
+    path = module_path(node)
+    is_statistic = node.op_type == "BatchNormalization" and not domain_of(node) and place in STATISTICS
+    return title(node) if path is None else path, RUNNING[place - STATISTICS[0]] if is_statistic else ""
+
+
+def name_in_module(name: str, node: onnx.NodeProto, place: int) -> str | None:
+    """The name that a tensor would have as a parameter of the module of a node that reads it; None if unknown."""
+    path, statistic = module_path(node), layer_of(node, place)[1]
+    if path is None:
+        return None
+    own = statistic or (name.rpartition(".")[2] if "." in name else "weight" if node.op_type in PRODUCTS else name)
+    return f"{path}.{own}" if path else own
+
+
+def is_handed_on(node: onnx.NodeProto, place: int) -> bool:
+    """Whether a node returns its input in another shape or type, moved or rounded, so that others read the tensor."""
+    return facts_of(node).moves and not place
+
+
+def part_statistics(model: onnx.ModelProto, apart: dict[str, Held]) -> None:
+    """Give each batch normalization statistics of its own, in place: training changes them, and no weights with them.
+
+    apart: the values of initializers that are placeholders; those of copies are added.
+    """
+    _Copies(model, apart).part(lambda layers: any(statistic for _, statistic in layers))
+
+
+def untie(model: onnx.ModelProto, apart: dict[str, Held]) -> None:
+    """Give each layer tensors of its own, in place. apart: see `part_statistics`."""
+    _Copies(model, apart).part(lambda layers: True)
+
+
+class _Copies:
+    """Copies of the tensors of a model for the layers that read them."""
+
+    def __init__(self, model: onnx.ModelProto, apart: dict[str, Held]):
+        self._model, self._apart = model, apart
+        self._taken = names_in(model.graph)
+        self._made = {name for node in model.graph.node for name in node.output}
+        self._edges: dict[str, list[Edge]] = {}
+        for node in filter(reads_values, all_nodes(model.graph.node)):
+            for place, name in enumerate(node.input):
+                self._edges.setdefault(name, []).append((node, place))
+
+    def part(self, wanted: Callable[[Iterable[Layer]], bool]) -> None:
+        """Copy the float tensors that several layers read, of which `wanted` holds."""
+        tensors = [each for each in self._model.graph.initializer if each.data_type in FLOATS]
+        changed = [name for each in tensors if wanted(layers := self._layers(name := each.name)) and len(layers) > 1]
+        for name in changed:
+            self._part(name)
+        if changed:
+            mend(self._model)  # sorts the nodes
+
+    def _layers(self, name: str) -> dict[Layer, None]:
+        """The layers that read a tensor, in the order of the nodes."""
+        found: dict[Layer, None] = {}
+        for node, place in self._edges.get(name, ()):
+            found |= self._layers(node.output[0]) if self._is_split(node, place) else {layer_of(node, place): None}
+        return found
+
+    def _is_split(self, node: onnx.NodeProto, place: int) -> bool:
+        """Whether a node hands a tensor on and may be copied: those within bodies stay."""
+        return is_handed_on(node, place) and node.output[0] in self._made
+
+    def _part(self, name: str) -> None:
+        tensor = next(each for each in self._model.graph.initializer if each.name == name)
+        groups = self._groups(name)
+        named = [layer for layer, edges in groups.items() if self._name(name, edges) == name]
+        direct = [layer for layer, edges in groups.items() if not layer[1] and not self._is_split(*edges[0])]
+        kept = [*named, *direct, *groups][0]
+        for layer, edges in groups.items():
+            if layer == kept:
+                continue
+            copy = self._model.graph.initializer.add()
+            copy.CopyFrom(tensor)
+            copy.name = self._copy_name(name, edges, layer)
+            if name in self._apart:
+                self._apart[copy.name] = self._apart[name]
+
+    def _copy_name(self, name: str, edges: list[Edge], layer: Layer) -> str:
+        """The name of a copy, which these edges read from now on."""
+        node, _ = edges[0]
+        if len(edges) == 1 and node.op_type == "Identity":  # the older exporter names its result as the parameter
+            self._model.graph.node.remove(node)
+            return node.output[0]
+        found = free_name(self._name(name, edges) or f"{name}.{layer[1] or 'copy'}", self._taken)
+        for node, place in edges:
+            node.input[place] = found
+        return found
+
+    def _name(self, name: str, edges: list[Edge]) -> str | None:
+        """The name of a tensor in the module that these edges lead to."""
+        node, place = edges[0]
+        while self._is_split(node, place):
+            node, place = self._edges[node.output[0]][0]
+        return name_in_module(name, node, place)
+
+    def _groups(self, name: str) -> dict[Layer, list[Edge]]:
+        """The direct readers of a tensor for each layer that they lead to; those that lead to several are copied."""
+        found: dict[Layer, list[Edge]] = {}
+        for node, place in self._edges.get(name, ()):
+            if not self._is_split(node, place):
+                found.setdefault(layer_of(node, place), []).append((node, place))
+                continue
+            for number, (layer, edges) in enumerate(self._groups(node.output[0]).items()):
+                handing = node if not number else self._copied(node, edges)
+                found.setdefault(layer, []).append((handing, place))
+        return found
+
+    def _copied(self, node: onnx.NodeProto, edges: list[Edge]) -> onnx.NodeProto:
+        """A copy of a node in the main graph for some of its readers."""
+        copy = self._model.graph.node.add()
+        copy.CopyFrom(node)
+        copy.name = free_name(node.name, self._taken) if node.name else ""
+        copy.output[0] = free_name(node.output[0], self._taken)
+        self._edges[copy.output[0]] = edges
+        for reader, place in edges:
+            reader.input[place] = copy.output[0]
+        return copy
+
 
 # The places of tensors among the inputs of operators that return their numbers, in parts or in sequences.
 PARTS = {

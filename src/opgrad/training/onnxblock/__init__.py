@@ -3,8 +3,7 @@
 The names are those of onnxruntime.training.onnxblock.
 """
 
-from opgrad.training.make.blocks.accessor import base, custom_op_library, empty_base
-from opgrad.training.make.blocks.block import Block, ForwardBlock
+from opgrad.training.make.blocks import Block, ForwardBlock, base, custom_op_library, empty_base
 from opgrad.training.onnxblock import blocks, loss, optim
 from opgrad.training.onnxblock.checkpoints import load_checkpoint_to_model, save_checkpoint
 from opgrad.training.onnxblock.training import TrainingBlock

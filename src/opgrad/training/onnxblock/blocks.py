@@ -2,8 +2,39 @@
 
 from typing import NoReturn
 
-from opgrad.training.make.blocks.operators import *  # noqa: F403
-from opgrad.training.make.blocks.operators import __all__ as __all__
+from opgrad.training.make.blocks import (
+    Abs,
+    Add,
+    Cast,
+    Constant,
+    Div,
+    InputLike,
+    Log,
+    Mul,
+    Neg,
+    Pow,
+    ReduceMean,
+    ReduceSum,
+    Sigmoid,
+    Sub,
+)
+
+__all__ = [
+    "Abs",
+    "Add",
+    "Cast",
+    "Constant",
+    "Div",
+    "InputLike",
+    "Log",
+    "Mul",
+    "Neg",
+    "Pow",
+    "ReduceMean",
+    "ReduceSum",
+    "Sigmoid",
+    "Sub",
+]
 
 LEFT_OUT = ("Clip", "LabelEncoder", "Linear", "PassThrough", "ReduceAllL2", "SequenceConstruct")
 

@@ -1,4 +1,23 @@
-"""Losses as blocks, by the names of onnxruntime.training.onnxblock; see `opgrad.training.make.blocks`."""
+"""Losses as blocks, by the names of onnxruntime.training.onnxblock."""
 
-from opgrad.training.make.blocks.loss import *  # noqa: F403
-from opgrad.training.make.blocks.loss import __all__ as __all__
+from opgrad.training.make.losses import (
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
+)
+
+__all__ = [
+    "BCEWithLogitsLoss",
+    "CrossEntropyLoss",
+    "HuberLoss",
+    "KLDivLoss",
+    "L1Loss",
+    "MSELoss",
+    "NLLLoss",
+    "SmoothL1Loss",
+]

@@ -1,4 +1,5 @@
-"""Optimizers as blocks, by the names of onnxruntime.training.onnxblock; see `opgrad.training.make.blocks`."""
+"""Optimizers as blocks, by the names of onnxruntime.training.onnxblock."""
 
-from opgrad.training.make.blocks.optim import *  # noqa: F403
-from opgrad.training.make.blocks.optim import __all__ as __all__
+from opgrad.training.make.blocks import SGD, AdamW, ClipGradNorm
+
+__all__ = ["SGD", "AdamW", "ClipGradNorm"]

@@ -9,8 +9,7 @@ from onnx import TensorProto
 
 from opgrad.base.arguments import naming
 from opgrad.training.make import forms
-from opgrad.training.make.blocks.accessor import current
-from opgrad.training.make.blocks.block import Block, names_of
+from opgrad.training.make.blocks import Block, current, names_of
 from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
 
 

@@ -10,11 +10,8 @@ from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.loading import Model, load
 from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import rename_inputs
-from opgrad.training.make.blocks.accessor import current
-from opgrad.training.make.blocks.block import Block
-from opgrad.training.make.blocks.loss import KLDivLoss
-from opgrad.training.make.blocks.operators import append, array, number
-from opgrad.training.make.blocks.targets import in_float32, positive
+from opgrad.training.make.blocks import Block, append, array, current, in_float32, number, positive
+from opgrad.training.make.losses import KLDivLoss
 
 TEACHER = "teacher/"  # in front of the names of the float model's values
 

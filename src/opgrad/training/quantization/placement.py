@@ -18,9 +18,7 @@ from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.messages import free_name
 from opgrad.onnx.graph.nodes import SCOPES, module_path, reads_values
 from opgrad.onnx.passes import prepare
-from opgrad.training.make.patterns import matching
-from opgrad.training.make.selection import Candidates
-from opgrad.training.make.shared_tensors import is_handed_on
+from opgrad.training.make.selection import Candidates, is_handed_on, matching
 
 WHO = "quantization.prepare"
 LEAST_OPSET = 13  # from which on a scale may be one of an axis
