@@ -1,8 +1,7 @@
 """A language model with adapters, or with weights that are trained: what it writes, and the files that it leaves."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from opgrad.training.make.checks import quantity
 from opgrad.tune import outputs, peft
 from opgrad.tune.generation import Writer
 from opgrad.tune.language.model import LanguageModel
-from opgrad.tune.lora import Adapter, Lora, as_values, choose, slices, squared_norms
-from opgrad.tune.tasks import TRAIN_ON, TaskExamples, Write, task_of
+from opgrad.tune.lora import Adapter, Lora, choose, slices, squared_norms
+from opgrad.tune.tasks import TRAIN_ON, Write, task_of
 from opgrad.tune.tokenizer import WHO, Tokenizer, folder_of
 from opgrad.tune.trained_set import Room, Setting, ends_of_layers, limit_of, prepare, scoring
 
@@ -53,7 +52,13 @@ class AdaptedModel:
         self.adapters: list[Adapter] = []
         self.values: dict[str, np.ndarray] = {}
         if adapter is not None:
-            self._read_adapter(Path(adapter))
+            place = Path(adapter)
+            if place.is_file():
+                self.adapters, self.values = peft.read_step_weights(place, self.base, self.checksum)
+            else:
+                if (place / outputs.ABOUT).is_file():
+                    outputs.check_base(place, self.checksum)
+                self.adapters, self.values = peft.read(place, self.base)
         elif not self.train:
             given = [lora] if isinstance(lora, Lora | str) or lora is None else list(lora)
             loras = [Lora.parse(each) if isinstance(each, str) else each or Lora() for each in given]
@@ -69,14 +74,6 @@ class AdaptedModel:
         self._setting: Setting | None = None
         self._form = 0
         self._writer: Writer | None = None
-
-    def _read_adapter(self, folder: Path) -> None:
-        if folder.is_file():
-            self.adapters, self.values = peft.read_step_weights(folder, self.base, self.checksum)
-            return
-        if (folder / outputs.ABOUT).is_file():
-            outputs.check_base(folder, self.checksum)
-        self.adapters, self.values = peft.read(folder, self.base)
 
     @once
     def checksum(self) -> str:
@@ -97,7 +94,10 @@ class AdaptedModel:
         if before is not None and form in (None, self._form):
             return before
         self._form = self._form if form is None else form
-        made = self._planned(batch_size, length or self.max_length)
+        base, length = self.base, length or self.max_length
+        limit = limit_of(self.memory, base.bytes, batch_size * length)
+        room = Room(ends_of_layers(base.products), base.axes(batch_size, length), base.bytes, limit)
+        made = self._prepared(room, self.pack, plain=False)
         if before is not None:
             made = replace(made, artifacts=replace(made.artifacts, trainable=self.values))
         self._setting, self.values = made, dict(made.artifacts.trainable)
@@ -108,12 +108,6 @@ class AdaptedModel:
         their own, and dropout has its seed in itself."""
         plan = self.setting().plan
         return self._prepared(plan.segments if plan is not None else None, pack=False, plain=True)
-
-    def _planned(self, batch_size: int, length: int) -> Setting:
-        """The graphs of a step that takes no more than `memory`. Raises ValueError if there are none."""
-        base, limit = self.base, limit_of(self.memory, self.base.bytes, batch_size * length)
-        room = Room(ends_of_layers(base.products), base.axes(batch_size, length), base.bytes, limit)
-        return self._prepared(room, self.pack, plain=False)
 
     def _prepared(self, cuts: Room | Sequence[str] | None, pack: bool, plain: bool) -> Setting:
         own = [name for each in self.adapters for name in each.shapes]
@@ -170,14 +164,13 @@ class AdaptedModel:
 
     def save(self, output: str | PathLike[str], about: "dict[str, Any] | None" = None) -> list[str]:
         """Write what was trained into a folder; returns the files' names. about: further entries of tune.json."""
-        folder = self._folder(output)
-        return self.task.save(self, folder, {**self.about(), **(about or {})})
+        return self.task.save(self, self._made(output), {**self.about(), **(about or {})})
 
     def merge(self, output: str | PathLike[str]) -> list[str]:
         """Write one model that needs no adapter file into a folder; returns the files' names."""
-        return self.task.merge(self, self._folder(output), self.about())
+        return self.task.merge(self, self._made(output), self.about())
 
-    def _folder(self, output: str | PathLike[str]) -> Path:
+    def _made(self, output: str | PathLike[str]) -> Path:
         folder = Path(output)
         folder.mkdir(parents=True, exist_ok=True)
         outputs.check_names(folder, self.base)
@@ -189,7 +182,7 @@ class AdaptedModel:
         return {
             "base": self.file.name,
             "base_sha256": self.checksum,
-            "lora": as_values(loras),
+            "lora": [asdict(each) for each in loras],
             "modules": [each.name for each in self.adapters],
             "train": list(self.train),
             "longest": self.max_length,
@@ -197,14 +190,6 @@ class AdaptedModel:
             "weight_decay": self.weight_decay,
             **self.task.about(),
         }
-
-    def identity(self, examples: TaskExamples, held: TaskExamples | None, train_on: str) -> str:
-        """A text that is the same for runs of which one may go on where the other stopped.
-
-        held: examples of another file that validate.
-        """
-        apart = {} if held is None else {"validation": held.checksum}
-        return json.dumps({**self.about(), "train_on": train_on, "data": examples.checksum, **apart}, sort_keys=True)
 
 
 def model_file(path: Path) -> Path:

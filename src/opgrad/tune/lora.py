@@ -11,9 +11,8 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +24,7 @@ from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import keep, opset_of
 from opgrad.onnx.graph.nodes import attributes_of, names_in, rename, rename_inputs
 from opgrad.ops.quantized import floats_of
-from opgrad.training.files.tensor_values import Held, array_of
+from opgrad.training.files.tensor_values import array_of
 from opgrad.training.make.checks import listed, near
 from opgrad.training.make.selection import fits
 from opgrad.tune.language.model import LanguageModel, attributes_of_nbits
@@ -147,36 +146,33 @@ def choose(base: LanguageModel, loras: Sequence[Lora]) -> list[Adapter]:
     """
     found: dict[str, Adapter] = {}
     for lora in loras:
-        matched = [each for product in base.products for each in _adapters(product, lora)]
+        matched = []
+        for product in base.products:
+            for module, role, (first, last) in slices(product):
+                if lora.target is None:
+                    is_target = product.role in ATTENTION
+                elif lora.target == LINEAR:
+                    is_target = product.layer >= 0 and product.op not in TABLES
+                else:
+                    names = product.weight, product.node, module, f"{module}.weight", role
+                    is_target = _is_named(names, lora.target)
+                if not is_target:
+                    continue
+                if product.op not in (*MATRICES, *TABLES) or (lora.dora and product.op not in WITH_DORA):
+                    lacking = " with DoRA" if product.op in (*MATRICES, *TABLES) else ""
+                    raise NotImplementedError(
+                        f"{WHO}: {product.op} (node {product.node!r}) can have no adapter{lacking}"
+                    )
+                matched.append(Adapter(module, product, lora, first, last))
         if not matched:
-            names = list(modules(base))
-            known = f"expected patterns of names such as {listed(names[:4])}{near(lora.target or '', names)}"
+            every = list(modules(base))
+            known = f"expected patterns of names such as {listed(every[:4])}{near(lora.target or '', every)}"
             what = "attention, whose products were not found" if lora.target is None else repr(lora.target)
             raise ArgumentError("lora", f"has the target {what}, {known}")
         for each in matched:
             found.setdefault(each.name, each)
     order = list(modules(base))
     return sorted(found.values(), key=lambda each: order.index(each.name))
-
-
-def _adapters(product: WeightProduct, lora: Lora) -> Iterable[Adapter]:
-    """The adapters beside a product, one for each of its parts that is a target."""
-    for module, role, (first, last) in slices(product):
-        if not _is_target(product, module, role, lora.target):
-            continue
-        if product.op not in (*MATRICES, *TABLES):
-            raise NotImplementedError(f"{WHO}: {product.op} (node {product.node!r}) can have no adapter")
-        if lora.dora and product.op not in WITH_DORA:
-            raise NotImplementedError(f"{WHO}: {product.op} (node {product.node!r}) can have no adapter with DoRA")
-        yield Adapter(module, product, lora, first, last)
-
-
-def _is_target(product: WeightProduct, module: str, role: str, target: str | None) -> bool:
-    if target is None:
-        return product.role in ATTENTION
-    if target == LINEAR:
-        return product.layer >= 0 and product.op not in TABLES
-    return _is_named((product.weight, product.node, module, f"{module}.weight", role), target)
 
 
 def _is_named(names: Sequence[str], target: str) -> bool:
@@ -223,11 +219,6 @@ def module_of(product: WeightProduct) -> str:
     return re.sub(r"(layers\.\d+)\.attn\.", r"\1.self_attn.", name)
 
 
-def as_values(loras: Sequence[Lora]) -> list[Mapping[str, Any]]:
-    """Adapters' options as plain values, for JSON."""
-    return [asdict(each) for each in loras]
-
-
 COLUMNS = 64  # that are unpacked at once
 FLOATS = ("MatMul", "Gemm", "FusedMatMul")
 
@@ -252,15 +243,6 @@ def factors(base: LanguageModel, adapter: Adapter, values: Mapping[str, np.ndarr
     return np.asarray(values[adapter.magnitude] / np.sqrt(squared_norms(base, adapter, low)))
 
 
-def bias_of(node: onnx.NodeProto) -> str:
-    """The name of what a product's node adds to its result; "" if there is nothing."""
-    place = facts_of(node).bias
-    bias = node.input[place] if place and place < len(node.input) else ""
-    if bias and attributes_of(node).get("beta", 1.0) != 1:
-        raise NotImplementedError(f"{WHO}: {node.op_type} (node {node.name!r}) has a beta, beside which is no DoRA")
-    return bias
-
-
 def columns_of(base: LanguageModel, adapter: Adapter) -> Iterator[tuple[int, np.ndarray]]:
     """Some columns of a weight at a time, as rows of float64, each time with the number of the first."""
     held = {each.name: each for each in base.model.graph.initializer} | dict(base.values)
@@ -274,30 +256,22 @@ def columns_of(base: LanguageModel, adapter: Adapter) -> Iterator[tuple[int, np.
         )
     for first in range(adapter.first, adapter.last, COLUMNS):
         last = min(first + COLUMNS, adapter.last)
-        if packed is not None:
-            yield first - adapter.first, _unpacked(node, held, packed, first, last)
+        if packed is None:
+            given, weight = attributes_of(node), array_of(held[adapter.product.weight])
+            part = weight[first:last] if given.get("transB") else weight[:, first:last].T
+            yield first - adapter.first, part.astype(np.float64) * given.get("alpha", 1.0)
             continue
-        given, weight = attributes_of(node), array_of(held[adapter.product.weight])
-        part = weight[first:last] if given.get("transB") else weight[:, first:last].T
-        yield first - adapter.first, part.astype(np.float64) * given.get("alpha", 1.0)
-
-
-def _unpacked(
-    node: onnx.NodeProto, held: Mapping[str, Held], packed: Mapping[str, int], first: int, last: int
-) -> np.ndarray:
-    """Some columns of the weight of MatMulNBits, which are rows of its bytes."""
-    found = [array_of(held[name]) if name in held else None for name in (*node.input[1:5], "", "", "")[:4]]
-    b, scales, zeros, groups = found
-    assert b is not None
-    assert scales is not None
-    rows, given = packed["N"], {**packed, "N": last - first, "row_block": 1, "transB": True}
-    b, scales, zeros = (
-        None if each is None else np.ascontiguousarray(each.reshape(rows, -1)[first:last])
-        for each in (b, scales, zeros)
-    )
-    assert b is not None
-    assert scales is not None
-    return floats_of(b, scales.astype(np.float32), zeros, groups, given, False, packed["zero_point"])
+        # Columns are rows of the bytes of MatMulNBits.
+        found = [array_of(held[name]) if name in held else None for name in (*node.input[1:5], "", "", "")[:4]]
+        *rows, groups = found
+        b, scales, zeros = (
+            None if each is None else np.ascontiguousarray(each.reshape(packed["N"], -1)[first:last]) for each in rows
+        )
+        assert b is not None
+        assert scales is not None
+        given = {**packed, "N": last - first, "row_block": 1, "transB": True}
+        floats = floats_of(b, scales.astype(np.float32), zeros, groups, given, False, packed["zero_point"])
+        yield first - adapter.first, floats
 
 
 DRAW = "draw"  # an input, int64 [1]
@@ -314,34 +288,41 @@ class _AdapterWriter:
         """A value of the graph, in float32 where it is scaled here."""
         return Value(self.body, name, TensorProto.FLOAT)
 
-    def addend(self, adapter: Adapter, node: onnx.NodeProto) -> Value:
-        """What an adapter adds to the result of its product's node."""
-        body, x, a = self.body, self._value(adapter.product.input), self._value(adapter.a)
-        op = "Conv" if adapter.product.op == "Conv" else "MatMul"
-        if self._seed is not None and adapter.lora.dropout and not adapter.is_table:
-            x = self._dropout(x, adapter, self._seed)
-        if adapter.is_table:
-            low = body.node("Gather", a, x)
-        else:
-            low = body.node(op, x, a, **(attributes_of(node) if op == "Conv" else {}))
-        if not self._scaled and adapter.lora.scale != 1:
-            low *= adapter.lora.scale
-        return body.node(op, low, self._value(adapter.b))
-
     def adapted(self, adapter: Adapter, node: onnx.NodeProto, part: Value) -> Value:
         """What an adapter makes of the columns of a product's result to which it adds."""
         self.body.scope(f"{adapter.name}.lora")
-        low = self.addend(adapter, node)
+        body, x, a = self.body, self._value(adapter.product.input), self._value(adapter.a)
+        op = "Conv" if adapter.product.op == "Conv" else "MatMul"
+        if adapter.is_table:
+            low = body.node("Gather", a, x)
+        else:
+            if self._seed is not None and adapter.lora.dropout:
+                # What is dropped differs from adapter to adapter and from run to run.
+                own = zlib.crc32(f"{self._seed} {adapter.name}".encode())
+                ratio = body.constant(np.array(adapter.lora.dropout, np.float32))
+                if self._drawn:
+                    drawn = Value(body, DRAW, TensorProto.INT64) + body.constant(np.array([own]))
+                    x = body.microsoft("DropoutTraining", x, drawn, ratio)
+                else:
+                    x = body.node("Dropout", x, ratio, body.constant(np.array(True)), seed=own)
+            low = body.node(op, x, a, **(attributes_of(node) if op == "Conv" else {}))
+        if not self._scaled and adapter.lora.scale != 1:
+            low *= adapter.lora.scale
+        low = body.node(op, low, self._value(adapter.b))
         if not adapter.lora.dora:
             return part + low
         factor = self._value(adapter.magnitude) if self._scaled else self._factor(adapter, node)
-        if not (name := bias_of(node)):
+        place = facts_of(node).bias
+        name = node.input[place] if place and place < len(node.input) else ""
+        if not name:
             return (part + low) * factor
+        if attributes_of(node).get("beta", 1.0) != 1:
+            raise NotImplementedError(f"{WHO}: {node.op_type} (node {node.name!r}) has a beta, beside which is no DoRA")
         bias = self._columns(self._value(name), adapter, -1)
         return (part - bias + low) * factor + bias
 
     def _factor(self, adapter: Adapter, node: onnx.NodeProto) -> Value:
-        """The lengths of columns over the norms that they have; see `dora`."""
+        """The lengths of columns over the norms that they have."""
         assert adapter.norms is not None
         a, b = self._value(adapter.a), self._value(adapter.b)
         rows, scale = a.transpose(1, 0), adapter.lora.scale
@@ -358,15 +339,6 @@ class _AdapterWriter:
         """The columns of an adapter."""
         whole = adapter.outputs == adapter.product.outputs
         return value if whole else value.slice(adapter.first, adapter.last, axis)
-
-    def _dropout(self, x: Value, adapter: Adapter, seed: int) -> Value:
-        """x with some elements dropped; which ones differs from adapter to adapter and from run to run."""
-        body, own = self.body, zlib.crc32(f"{seed} {adapter.name}".encode())
-        ratio = body.constant(np.array(adapter.lora.dropout, np.float32))
-        if self._drawn:
-            drawn = Value(body, DRAW, TensorProto.INT64) + body.constant(np.array([own]))
-            return body.microsoft("DropoutTraining", x, drawn, ratio)
-        return body.node("Dropout", x, ratio, body.constant(np.array(True)), seed=own)
 
     def total(self, adapters: list[Adapter], node: onnx.NodeProto) -> Value:
         """The sum of a product's result and of what its adapters add to all columns, or each to some of them."""
@@ -404,23 +376,18 @@ def insert(
         total = writer.total(list(group), nodes[output])
         made[output], body.nodes = (total.name, body.nodes), []
     graph.initializer.extend(body.initializers)
-    _redirect(graph, made)
+    new = {output: name for output, (name, _) in made.items()}
+    ordered = list[onnx.NodeProto]()
+    for node in graph.node:
+        rename_inputs(node, new)
+        ordered.append(node)
+        for output in filter(made.__contains__, node.output):
+            for own in made[output][1]:
+                rename_inputs(own, {old: name for old, name in new.items() if old != output})
+                ordered.append(own)
+    keep(graph.node, ordered)
     names: dict[str, str] = {}
     for output in (each.name for each in graph.output if each.name in made):
         names |= {made[output][0]: output, output: body.free(f"{output}.base")}
     for node in graph.node:
         rename(node, names)
-
-
-def _redirect(graph: onnx.GraphProto, made: Mapping[str, tuple[str, list[onnx.NodeProto]]]) -> None:
-    """Put new nodes behind those whose results they read, and let other nodes read the new results."""
-    names = {old: new for old, (new, _) in made.items()}
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        rename_inputs(node, names)
-        nodes.append(node)
-        for output in filter(made.__contains__, node.output):
-            for own in made[output][1]:
-                rename_inputs(own, {old: new for old, new in names.items() if old != output})
-                nodes.append(own)
-    keep(graph.node, nodes)

@@ -19,8 +19,8 @@ from opgrad.base.reading import sha256_of
 from opgrad.base.writing import check_destinations, copied_file, naming, new_file, staged
 from opgrad.onnx.graph.conversion import rounded
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.messages import attribute_of, copied
-from opgrad.onnx.graph.nodes import captured, reads_values
+from opgrad.onnx.graph.messages import copied
+from opgrad.onnx.graph.nodes import attributes_of, captured, reads_values
 from opgrad.training.engine.training_graph import borrowed
 from opgrad.training.files.checkpoint_tables import ELEMENT_TYPES
 from opgrad.training.files.tensor_values import (
@@ -39,32 +39,37 @@ from opgrad.tune.language.model import LanguageModel
 from opgrad.tune.lora import Adapter, factors, insert
 from opgrad.tune.tokenizer import WHO, read_json
 
+MODEL, ADAPTER, ABOUT = "model.onnx", "adapter.onnx_adapter", "tune.json"
+OWN = (ABOUT, "metrics.json", "metrics.csv")  # of a fine-tuning, which another one writes itself
+TEXTS = (".json", ".txt", ".jinja", ".model")  # endings of files that belong to a model beside its weights
+VERSION = 1  # of the adapter, and of the model that it is for, in onnxruntime's format
+# What belongs to a model beside its weights, for onnxruntime-genai and for tokenizers.
+BESIDE = (
+    *("genai_config.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
+    *("added_tokens.json",),
+)
 PRODUCTS = ("MatMul", "Gemm", "Gather", "Conv", "FusedMatMul")  # whose weights adapters can be merged into
 
 
 def with_inputs(base: LanguageModel, adapters: Sequence[Adapter]) -> onnx.ModelProto:
-    """The base with its adapters as inputs; without values for them it computes what the base does."""
+    """The base with its adapters as inputs; without values for them, of rank 0, it computes what the base does."""
     model, kinds = copied(base.source), _kinds(base, adapters)
     insert(model, adapters, scaled=True)
     for adapter in adapters:
-        for name, shape in _shapes(adapter).items():
-            sizes = [size if size is not None else f"{adapter.name}.rank" for size in shape]
-            kind = kinds[adapter.name]
-            model.graph.input.append(helper.make_tensor_value_info(name, kind, sizes))
+        kind, axes = kinds[adapter.name], {adapter.a: 1, adapter.b: 0}  # the axes of the rank
+        if adapter.product.op == "Conv":
+            axes = {adapter.a: 0, adapter.b: 1}
+        for name, shape in adapter.shapes.items():
             if name == adapter.magnitude:
-                model.graph.initializer.append(tensor_of(name, np.ones(adapter.outputs, ELEMENT_TYPES[kind])))
+                held, sizes = tensor_of(name, np.ones(adapter.outputs, ELEMENT_TYPES[kind])), list[int | str](shape)
             else:
-                dims = [size or 0 for size in shape]
-                model.graph.initializer.append(TensorProto(name=name, data_type=kind, dims=dims))
+                dims = [0 if axis == axes[name] else size for axis, size in enumerate(shape)]
+                held = TensorProto(name=name, data_type=kind, dims=dims)
+                sizes = [f"{adapter.name}.rank" if axis == axes[name] else size for axis, size in enumerate(shape)]
+            model.graph.input.append(helper.make_tensor_value_info(name, kind, sizes))
+            model.graph.initializer.append(held)
     return model
-
-
-def _shapes(adapter: Adapter) -> dict[str, tuple[int | None, ...]]:
-    """The shapes of A, B and factors by name, None in the place of the rank."""
-    (a, a_shape), (b, b_shape), *more = adapter.shapes.items()
-    if adapter.product.op == "Conv":
-        return {a: (None, *a_shape[1:]), b: (b_shape[0], None, 1, 1)}
-    return {a: (a_shape[0], None), b: (None, b_shape[1]), **dict(more)}
 
 
 def _kinds(base: LanguageModel, adapters: Iterable[Adapter]) -> dict[str, int]:
@@ -88,26 +93,14 @@ def scaled(base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str
 
 def replaced(base: LanguageModel, values: Mapping[str, np.ndarray]) -> tuple[onnx.ModelProto, dict[str, Held]]:
     """The base with other values of its weights, and the values of its placeholders."""
-    kinds = {each.name: each.data_type for each in base.source.graph.initializer}
-    changed = {name: rounded(array, kinds[name], f"{WHO}: the weight {name!r}") for name, array in values.items()}
-    return _with_values(base, _held(base), changed)
-
-
-def _held(base: LanguageModel) -> dict[str, Held]:
-    """The values of the base's tensors by name."""
-    return {each.name: each for each in base.source.graph.initializer} | dict(base.values)
-
-
-def _with_values(
-    base: LanguageModel, held: Mapping[str, Held], changed: Mapping[str, np.ndarray]
-) -> tuple[onnx.ModelProto, dict[str, Held]]:
-    """The base with some values changed, and the values of its placeholders."""
-    model = copied(base.source)
+    model, held = copied(base.source), dict(base.values)
     for tensor in model.graph.initializer:
-        if tensor.name in changed:
-            tensor.CopyFrom(placeholder(tensor.name, changed[tensor.name]))
-    names = {each.name for each in model.graph.initializer if is_placeholder(each)}
-    return model, {name: changed.get(name, held[name]) for name in names}
+        if tensor.name in values:
+            held[tensor.name] = array = rounded(
+                values[tensor.name], tensor.data_type, f"{WHO}: the weight {tensor.name!r}"
+            )
+            tensor.CopyFrom(placeholder(tensor.name, array))
+    return model, {each.name: held[each.name] for each in model.graph.initializer if is_placeholder(each)}
 
 
 def merged(
@@ -116,62 +109,36 @@ def merged(
     """The base with the adapters added to its weights, or as nodes beside those that are quantized or shared.
 
     values: those of adapters, and of weights that were trained themselves.
-
     Returns the model and the values of its placeholders.
     """
-    changed, held = dict[str, np.ndarray](), _held(base)
+    changed = dict[str, np.ndarray]()
+    held = {each.name: each for each in base.source.graph.initializer} | dict(base.values)
     nodes = {node.output[0]: node for node in base.source.graph.node if node.output}
     readers = Counter(name for node in filter(reads_values, base.source.graph.node) for name in captured(node))
     apart: list[Adapter] = []
     for adapter in adapters:
-        weight, node = adapter.product.weight, nodes[adapter.product.output]
-        if weight not in held or readers[weight] > 1 or not _takes(adapter, node):
+        product, weight = adapter.product, adapter.product.weight
+        given = attributes_of(nodes[product.output])
+        takes = product.op in PRODUCTS and product.trainable and given.get("alpha", 1.0) == 1
+        if weight not in held or readers[weight] > 1 or not takes:
             apart.append(adapter)
             continue
         if weight not in changed:
             changed[weight] = array_of(held[weight]).astype(np.float32)
-        factor = factors(base, adapter, values) if adapter.lora.dora else None
-        _add(changed[weight], adapter, node, values, factor)
+        a, b = values[adapter.a], values[adapter.b] * np.float32(adapter.lora.scale)
+        if product.op == "Conv":
+            changed[weight] += np.einsum("or,rikl->oikl", b[:, :, 0, 0], a)
+            continue
+        columns = changed[weight].T if given.get("transB") else changed[weight]
+        own = columns[:, adapter.first : adapter.last]
+        own += (a @ b).astype(np.float32)
+        if adapter.lora.dora:
+            own *= factors(base, adapter, values)
     changed |= {name: array for name, array in values.items() if name in held}
     model, found = replaced(base, changed)
     insert(model, apart, scaled=True)
     model.graph.initializer.extend(tensor_of(*each) for each in scaled(base, apart, values).items())
     return model, found
-
-
-def _takes(adapter: Adapter, node: onnx.NodeProto) -> bool:
-    """Whether the weight of an adapter's product is one to which the adapter's product can be added."""
-    plain = dict(map(attribute_of, node.attribute)).get("alpha", 1.0) == 1
-    return plain and adapter.product.op in PRODUCTS and adapter.product.trainable
-
-
-def _add(
-    weight: np.ndarray, adapter: Adapter, node: onnx.NodeProto, values: Mapping[str, np.ndarray],
-    factor: np.ndarray | None,
-) -> None:  # fmt: skip
-    """Add an adapter's product to some columns of a weight, and multiply each with its factor."""
-    a, b = values[adapter.a], values[adapter.b] * np.float32(adapter.lora.scale)
-    if adapter.product.op == "Conv":
-        weight += np.einsum("or,rikl->oikl", b[:, :, 0, 0], a)
-        return
-    given = dict(map(attribute_of, node.attribute))
-    columns = weight.T if given.get("transB") else weight
-    own = columns[:, adapter.first : adapter.last]
-    own += (a @ b).astype(np.float32)
-    if factor is not None:
-        own *= factor
-
-
-MODEL, ADAPTER, ABOUT = "model.onnx", "adapter.onnx_adapter", "tune.json"
-OWN = (ABOUT, "metrics.json", "metrics.csv")  # of a fine-tuning, which another one writes itself
-TEXTS = (".json", ".txt", ".jinja", ".model")  # endings of files that belong to a model beside its weights
-VERSION = 1  # of the adapter, and of the model that it is for, in onnxruntime's format
-# What belongs to a model beside its weights, for onnxruntime-genai and for tokenizers.
-BESIDE = (
-    *("genai_config.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
-    *("added_tokens.json",),
-)
 
 
 def checksum(base: LanguageModel, file: Path) -> str:
@@ -209,28 +176,35 @@ def check_base(folder: Path, found: str) -> None:
 
 
 def write_tuned(
-    folder: Path,
-    base: LanguageModel,
-    file: Path,
-    adapters: Sequence[Adapter],
-    values: Mapping[str, np.ndarray],
-    about: Mapping[str, Any],
-    with_base: bool = True,
-) -> list[str]:
+    folder: Path, base: LanguageModel, file: Path, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray],
+    about: Mapping[str, Any], with_base: bool = True,
+) -> list[str]:  # fmt: skip
     """Write adapters, and the base with inputs for them, into a folder; an error leaves it as it was.
 
     file: of the base; other files in which it keeps tensors are copied as they are, unless `with_base` is False. about:
     what tune.json says. Returns the names of the files.
     """
+    model = with_inputs(base, adapters)
+    for tensor in model.graph.initializer:
+        if is_placeholder(tensor) and tensor.name in base.files:  # it lies where it lies in the base's files
+            path, start, count = base.files[tensor.name]
+            del tensor.external_data[:]
+            for key, value in (("location", path.name), ("offset", start), ("length", count)):
+                tensor.external_data.add(key=key, value=str(value))
+    # What onnxruntime's `LoraAdapter` and onnxruntime-genai's `Adapters` load.
+    form = onnxruntime.AdapterFormat()
+    form.set_adapter_version(VERSION)
+    form.set_model_version(VERSION)
+    parameters = scaled(base, adapters, values)
+    form.set_parameters({name: borrowed(array) for name, array in parameters.items()})
     with staged(folder) as new:
-        _write_referring(with_inputs(base, adapters), base, new)
+        write_model(model, base.values, new / MODEL)
         for path in _data_files(base, base.values) if with_base else ():
             copied_file(new / path.name, path)
-        _write_adapter(scaled(base, adapters, values), new / ADAPTER)
+        with naming(new / ADAPTER):
+            form.export_adapter(str(new / ADAPTER))
         peft.write(new, base, adapters, values)
-        _write_beside(file.parent, new)
-        new_file(new / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
-        return sorted(each.name for each in new.iterdir())
+        return _finished(new, file.parent, about)
 
 
 def write_merged(
@@ -239,9 +213,7 @@ def write_merged(
     """Write a model with all of its values, and what belongs to the base beside it, into a folder."""
     with staged(folder) as new:
         _write_whole(model, values, new / MODEL, file)
-        _write_beside(file.parent, new)
-        new_file(new / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
-        return sorted(each.name for each in new.iterdir())
+        return _finished(new, file.parent, about)
 
 
 def write_like(
@@ -276,43 +248,18 @@ def _write_whole(model: onnx.ModelProto, values: Mapping[str, Held], path: Path,
         write_model(model, values, path, outside)
 
 
-def _write_referring(model: onnx.ModelProto, base: LanguageModel, folder: Path) -> None:
-    """Write a model whose large tensors lie where they lie in the base's files, of which the folder gets copies."""
-    for tensor in model.graph.initializer:
-        if not is_placeholder(tensor) or tensor.name not in base.files:
-            continue
-        path, start, count = base.files[tensor.name]
-        del tensor.external_data[:]
-        for key, value in (("location", path.name), ("offset", start), ("length", count)):
-            tensor.external_data.add(key=key, value=str(value))
-    write_model(model, base.values, folder / MODEL)
-
-
-def _write_adapter(values: Mapping[str, np.ndarray], path: Path) -> None:
-    """Write the file that onnxruntime's `LoraAdapter` and onnxruntime-genai's `Adapters` load."""
-    form = onnxruntime.AdapterFormat()
-    form.set_adapter_version(VERSION)
-    form.set_model_version(VERSION)
-    form.set_parameters({name: borrowed(array) for name, array in values.items()})
-    with naming(path):
-        form.export_adapter(str(path))
-
-
-def _write_beside(source: Path, folder: Path) -> None:
-    """Copy what belongs to a model beside its weights; genai_config.json names the new file of the model."""
+def _finished(new: Path, source: Path, about: Mapping[str, Any]) -> list[str]:
+    """Copy what belongs to a model beside its weights, and write tune.json; returns the names of all files there."""
     for name in BESIDE:
         if not (source / name).is_file():
             continue
         content = (source / name).read_bytes()
         if name == "genai_config.json":
-            content = _renamed(source / name)
-        new_file(folder / name, content)
-
-
-def _renamed(path: Path) -> bytes:
-    """The content of a genai_config.json with the name of the model's file here."""
-    config = read_json(path)
-    decoder = config.get("model", {}).get("decoder")
-    if isinstance(decoder, dict):
-        decoder["filename"] = MODEL
-    return (json.dumps(config, indent=4) + "\n").encode()
+            config = read_json(source / name)
+            decoder = config.get("model", {}).get("decoder")
+            if isinstance(decoder, dict):
+                decoder["filename"] = MODEL
+            content = (json.dumps(config, indent=4) + "\n").encode()
+        new_file(new / name, content)
+    new_file(new / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+    return sorted(each.name for each in new.iterdir())

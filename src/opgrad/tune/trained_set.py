@@ -1,7 +1,8 @@
 """The artifact set that trains adapters, or weights of a language model, within a limit of memory.
 
 What a step takes is estimated from the training graph: values live from the node that makes them to the last one that
-reads them. The first layers are computed again, as few as the limit permits: their values would live longest."""
+reads them. The first layers are computed again, as few as the limit permits: their values would live longest.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -176,7 +177,6 @@ def _bytes(kind: onnx.TypeProto.Tensor, sizes: Mapping[str, int]) -> int:
     return math.prod(lengths) * helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
 
 
-Torn = tuple[tuple[str, str], ...]  # biases, each with the weight of the same layer
 WRITE = Write()
 
 
@@ -207,58 +207,38 @@ def prepare(
     of opgrad in the places of others. task: what the model is trained for. form: that of the task's examples.
     Raises what `training_models` raises, ArgumentError for a pattern that matches nothing.
     """
-    model, more = _adapted(base, adapters, values, seed, drawn=not plain)
+    model, more = copied(base.model), dict[str, TensorSpec]()
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
+    insert(model, adapters, seed=seed, drawn=not plain)
+    if any(node.op_type == "DropoutTraining" for node in model.graph.node):
+        model.graph.input.append(helper.make_tensor_value_info(DRAW, onnx.TensorProto.INT64, [1]))
+        more[DRAW] = TensorSpec(DRAW, np.dtype(np.int64), (1,))
     if pack:
         model = packed_rows(model, f"{WHO}: {folder}")
         more |= {STARTS: TensorSpec(STARTS, np.dtype(np.int64), (1, "bounds")), PLACES: tokens_spec(PLACES)}
-    weights, torn = _weights(model, [*train, *task.trained(base)], base.values)
+    weights, torn = list[str](), list(without_adapters(base, adapters))
+    if patterns := [*train, *task.trained(base)]:
+        candidates = Candidates(model, base.values)
+        named, matched = matching("train", patterns, candidates.tensors, candidates.weights, candidates.modules)
+        weights = list(dict.fromkeys([*named, *matched]))
+        torn = [*torn_layers(candidates, matched, weights), *torn]
     names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained, inputs = task.with_loss(replace(base, model=model), weights, form, plain)
-    layers = cuts.layers if isinstance(cuts, Room) else cuts or ()
-    if isinstance(cuts, Room):
-        layers = task.ends_of_layers(layers, trained.model)
-        cuts = replace(cuts, layers=layers)
-    loss = [trained.loss]
-    models, chosen = (
-        training_models(copied(trained.model), loss, names, [], WHO, None, stored, MODEL, ends=layers),
-        None,
-    )
-    if isinstance(cuts, Room):
-        chosen, model = plan(models.made, cuts, WHO)
-        models = models.of(model)
-    elif cuts:
-        models = models.of(models.made.model(cuts))
+    room, chosen = cuts if isinstance(cuts, Room) else None, None
+    layers = task.ends_of_layers(cuts.layers, trained.model) if isinstance(cuts, Room) else cuts or ()
+    models = training_models(copied(trained.model), [trained.loss], names, [], WHO, None, stored, MODEL, ends=layers)
+    if room is not None:
+        chosen, cut = plan(models.made, replace(room, layers=layers), WHO)
+        models = models.of(cut)
+    elif layers:
+        models = models.of(models.made.model(layers))
     for each in (models.training, models.evaluation):
         _finish(each, plain)
     inputs |= more
     specs = [inputs[each.name] for each in trained.model.graph.input if each.name in inputs]
     artifacts = models.artifact_set(folder, rule, specs)
     files = {name: place for name, each in artifacts.constants.items() if (place := base.file_of(each)) is not None}
-    notes = tuple(torn_note(*each) for each in [*torn, *without_adapters(base, adapters)])
-    return Setting(replace(artifacts, files=files), notes, chosen)
-
-
-def _adapted(
-    base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], seed: int, drawn: bool
-) -> tuple[onnx.ModelProto, dict[str, TensorSpec]]:
-    """The model with its adapters, and the input that counts the draws of their dropout, where they have any."""
-    model = copied(base.model)
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
-    insert(model, adapters, seed=seed, drawn=drawn)
-    if not any(node.op_type == "DropoutTraining" for node in model.graph.node):
-        return model, {}
-    model.graph.input.append(helper.make_tensor_value_info(DRAW, onnx.TensorProto.INT64, [1]))
-    return model, {DRAW: TensorSpec(DRAW, np.dtype(np.int64), (1,))}
-
-
-def _weights(model: onnx.ModelProto, train: Iterable[str], values: Mapping[str, Held]) -> tuple[list[str], Torn]:
-    """The names of the weights of the model that are trained, and biases that patterns take without their weights."""
-    if not (given := list(train)):
-        return [], ()
-    candidates = Candidates(model, values)
-    named, matched = matching("train", given, candidates.tensors, candidates.weights, candidates.modules)
-    chosen = list(dict.fromkeys([*named, *matched]))
-    return chosen, torn_layers(candidates, matched, chosen)
+    return Setting(replace(artifacts, files=files), tuple(torn_note(*each) for each in torn), chosen)
 
 
 def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, Held]) -> dict[str, Held]:

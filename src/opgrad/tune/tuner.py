@@ -29,13 +29,14 @@ from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState
 from opgrad.tune import outputs
 from opgrad.tune.adapted_model import MAX_LENGTH, AdaptedModel, summary
-from opgrad.tune.examples import RowData, Told
+from opgrad.tune.examples import Told
 from opgrad.tune.lora import Adapter, Lora
-from opgrad.tune.tasks import TRAIN_ON, TaskExamples, Write
+from opgrad.tune.tasks import TRAIN_ON, Write
 from opgrad.tune.tokenizer import WHO
 
 PROPERTY = "opgrad.tune"  # of a checkpoint: what identifies the fine-tuning
 SAMPLE = 40  # tokens of a sample
+LARGEST_LOSS = 709.78  # whose exponential is a number
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Tuned:
         losses = [self.state.initial_loss, *(each.validation_loss for each in self.state.history)]
         if not self.has_perplexity:
             return []
-        return [None if loss is None else _exp(loss) for loss in losses]
+        return [None if loss is None else math.exp(loss) if loss < LARGEST_LOSS else math.inf for loss in losses]
 
     def metrics(self) -> dict[str, Any]:
         """The run as plain values, for JSON."""
@@ -109,136 +110,18 @@ class Tuned:
         }
 
 
-def _exp(loss: float) -> float:
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
-
-
-class Fitting:
-    """A fine-tuning of a model on examples; the arguments are those of `Tuner.fit`.
-
-    held: other examples, which validate. log: shows a line about the run.
-    samples: for each epoch, prompts with the texts after them.
-    """
-
-    def __init__(
-        self, model: AdaptedModel, examples: TaskExamples, held: TaskExamples | None, recipe: Recipe, output: Path,
-        train_on: str, processes: OneProcess, log: Callable[[str], None],
-    ):  # fmt: skip
-        self._model, self._examples, self._held, self._recipe, self._output = model, examples, held, recipe, output
-        self._processes, self._log = processes, log
-        self._identity = model.identity(examples, held, train_on)
-        self.samples: list[dict[str, str]] = []
-
-    def run(self, prompts: Sequence[str], progress: Progress, resume: bool, loggers: Sequence[str]) -> Tuned:
-        """Train, and write the results. prompts: what is written on after each epoch. loggers: of `LOGGERS`."""
-        model, recipe, processes = self._model, self._recipe, self._processes
-        training, validation = split(model, self._examples, recipe)
-        for line in notes(self._examples.told, model.max_length):
-            self._log(line)
-        if self._held is not None:
-            validation = model.task.rows(model, self._held, recipe.batch_size)
-            for line in notes(self._held.told, model.max_length):
-                self._log(f"validation: {line}")
-        if inexact := note(model.base.model):
-            self._log(f"note: {inexact}")
-        resumption = self._resumption() if resume else None
-        rows, lengths = zip(*(each.shape() for each in (training, validation) if each is not None), strict=True)
-        shape = max(rows), max(lengths)
-        setting = model.setting(*shape, max(each.form for each in (self._examples, self._held) if each is not None))
-        for line in setting.notes:
-            self._log(f"note: {line}")
-        for name, fact in summary(model, *shape).facts().items():
-            self._log(f"{name}: {fact}")
-        data = zlib.crc32(self._identity.encode(), zlib.crc32(training.chosen.tobytes()))
-        given = setting.artifacts, recipe, training, data, resumption, processes
-        trainer, state = job.begin(*given, patterns=False, kind=model.task.trainer(model))
-        model.use(trainer.parameters)
-        processes.on_first(lambda: self._try_output(resumption))
-        if state.initial_loss is None and validation is not None:
-            state.initial_loss = trainer.evaluate(validation, recipe.batch_size).loss
-        properties = {PROPERTY: self._identity}
-        what = trainer, training, validation, state, self._output, properties, processes, recipe.batch_size, loggers
-        fit = Fit(*what)
-        tokens = self._examples.told.tokens / len(self._examples)
-
-        def shown(done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
-            progress(done, total, loss, validation_loss, speed * tokens)
-            if prompts and processes.is_first and not done % training.rows:
-                self._sample(done // training.rows, prompts)
-
-        before = {} if resume else self._figures(validation)
-        fit.run(shown)
-        return self._finished(fit, validation, before)
-
-    def _resumption(self) -> Resumption:
-        """The checkpoint to go on from. Raises FileNotFoundError, and ValueError for one of another fine-tuning."""
-        path = self._output / LAST
-        if not path.is_file():
-            raise FileNotFoundError(f"{WHO}: there is no {path} to go on from")
-        found = Resumption.read(path, may_be_done=False)
-        noted = str(found.properties.get(PROPERTY, "{}"))
-        before, now = json_object(noted, f"{WHO}: property {PROPERTY} of {path}"), json.loads(self._identity)
-        for name in dict.fromkeys([*now, *before]):
-            was, value = before.get(name), now.get(name)
-            if was != value:
-                raise ValueError(f"{WHO}: {path} is of another fine-tuning: {name} was {was!r}, and is {value!r}")
-        return found
-
-    def _try_output(self, resumption: Resumption | None) -> None:
-        """Make the folder, and what will be written there, and drop it: what cannot be made fails before the training.
-
-        The base's files are not copied on trial: there must be room for them.
-        """
-        model = self._model
-        job.make_folder(self._output, resumption)
-        outputs.check_space(model.base, self._output)
-        model.task.try_output(model, self._output)
-
-    def _sample(self, epoch: int, prompts: Sequence[str]) -> None:
-        texts = {prompt: self._model.write(prompt, SAMPLE) for prompt in prompts}
-        self.samples.append(texts)
-        for prompt, text in texts.items():
-            self._log(f"after epoch {epoch}: {prompt!r} → {text!r}")
-
-    def _figures(self, validation: RowData | None) -> Mapping[str, float]:
-        """The task's figures of the present model, on the first process."""
-        if validation is None:
-            return {}
-        return self._processes.on_first(lambda: self._model.task.figures(self._model, validation)) or {}
-
-    def _finished(self, fit: Fit, validation: RowData | None, before: Mapping[str, float]) -> Tuned:
-        """Write the results, on the first process alone. before: the task's figures of the model as it was."""
-        trainer, output, processes = fit.trainer, self._output, self._processes
-        run = Tuned(
-            state=fit.state, batch_losses=fit.batch_losses, told=self._examples.told, rows=fit.training.rows,
-            validation_rows=validation.rows if validation else 0, output=output, files=(),
-            trained=sum(each.size for each in trainer.artifacts.trainable.values()), samples=self.samples,
-            processes=processes.size, has_perplexity=self._model.task.PERPLEXITY,
-        )  # fmt: skip
-
-        def write() -> tuple[str, ...]:
-            with job.parameters_kept(output):
-                return (*self._model.save(output, {"run": run.metrics()}), *_write_figures(run))
-
-        if run.best_epoch is not None:
-            trainer.restore(processes.on_first(lambda: read_checkpoint(output / BEST)) or trainer.checkpoint())
-        after = self._figures(validation)
-        run = replace(run, figures={name: (before.get(name), value) for name, value in after.items()})
-        return replace(run, files=processes.on_first(write) or ())
-
-
-def ignore(*_: Any) -> None:
-    """Show nothing."""
-
-
-def split(model: AdaptedModel, examples: TaskExamples, recipe: Recipe) -> tuple[RowData, RowData | None]:
-    """The training and the validation examples."""
-    every = model.task.rows(model, examples, recipe.batch_size)
-    rows = recipe.validation_rows(every.rows)
-    return every.split(rows, recipe.split_seed) if rows else (every, None)
+def _resumption(path: Path, identity: str) -> Resumption:
+    """The checkpoint to go on from. Raises FileNotFoundError, and ValueError for one of another fine-tuning."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{WHO}: there is no {path} to go on from")
+    found = Resumption.read(path, may_be_done=False)
+    noted = str(found.properties.get(PROPERTY, "{}"))
+    before, now = json_object(noted, f"{WHO}: property {PROPERTY} of {path}"), json.loads(identity)
+    for name in dict.fromkeys([*now, *before]):
+        was, value = before.get(name), now.get(name)
+        if was != value:
+            raise ValueError(f"{WHO}: {path} is of another fine-tuning: {name} was {was!r}, and is {value!r}")
+    return found
 
 
 def notes(told: Told, max_length: int) -> list[str]:
@@ -261,16 +144,6 @@ def notes(told: Told, max_length: int) -> list[str]:
     if told.empty:
         found.append(f"{told.empty:,} of {told.lines:,} examples have no token to learn from and were left out")
     return found
-
-
-def _write_figures(run: Tuned) -> tuple[str, ...]:
-    """Write the picture of the loss and the figures of the run."""
-    with staged(run.output) as folder:
-        plot_losses(
-            run.state.history, run.batch_losses, None, f"{run.output.resolve().name}: loss", folder / "loss.png"
-        )
-        new_file(folder / "metrics.json", (json.dumps(run.metrics(), indent=1) + "\n").encode())
-    return ("loss.png", "metrics.json", "metrics.csv", FIGURES, LAST)
 
 
 class Tuner:
@@ -341,16 +214,94 @@ class Tuner:
         Returns what the run came to. Raises ValueError, OSError; `Interrupted` and `Diverged` as `opgrad train` does.
         """
         check_loggers(loggers)
+        model, task, output, processes = self.adapted, self.adapted.task, Path(output), processes or OneProcess()
         other = validation if isinstance(validation, str | PathLike) else None
         given = {"validation": validation, **settings} if other is None else settings
-        self.adapted.task.refuse(samples=samples, train_on=train_on != TRAIN_ON)
-        recipe = Recipe(**{**self.adapted.task.DEFAULTS, "seed": self.adapted.seed, **given})
-        together = processes or OneProcess()
-        with together.failing_together():
-            examples = self.adapted.examples(data, train_on, skip_bad)
-            held = None if other is None else self.adapted.examples(other, train_on, skip_bad)
-            what = self.adapted, examples, held, recipe, Path(output), train_on, together, log or ignore
-            return Fitting(*what).run(samples, progress or ignore, resume, loggers)
+        task.refuse(samples=samples, train_on=train_on != TRAIN_ON)
+        recipe = Recipe(**{**task.DEFAULTS, "seed": model.seed, **given})
+        written = list[dict[str, str]]()  # for each epoch, samples with the texts after them
+
+        def tell(line: str) -> None:
+            if log is not None:
+                log(line)
+
+        def try_output() -> None:
+            """Make the folder, and what will be written, and drop it: what cannot be made fails before the training.
+
+            The base's files are not copied on trial: there must be room for them.
+            """
+            job.make_folder(output, resumption)
+            outputs.check_space(model.base, output)
+            task.try_output(model, output)
+
+        def figures() -> Mapping[str, float]:
+            """The task's figures of the present model, on the first process."""
+            held = validating
+            return {} if held is None else processes.on_first(lambda: task.figures(model, held)) or {}
+
+        def shown(done: int, total: int, loss: float, validation_loss: float | None, speed: float) -> None:
+            if progress is not None:
+                progress(done, total, loss, validation_loss, speed * examples.told.tokens / len(examples))
+            if samples and processes.is_first and not done % training.rows:
+                written.append({prompt: model.write(prompt, SAMPLE) for prompt in samples})
+                for prompt, text in written[-1].items():
+                    tell(f"after epoch {done // training.rows}: {prompt!r} → {text!r}")
+
+        def write() -> tuple[str, ...]:
+            with job.parameters_kept(output):
+                saved = model.save(output, {"run": run.metrics()})
+                with staged(output) as folder:
+                    title = f"{output.resolve().name}: loss"
+                    plot_losses(run.state.history, run.batch_losses, None, title, folder / "loss.png")
+                    new_file(folder / "metrics.json", (json.dumps(run.metrics(), indent=1) + "\n").encode())
+            return (*saved, "loss.png", "metrics.json", "metrics.csv", FIGURES, LAST)
+
+        with processes.failing_together():
+            examples = model.examples(data, train_on, skip_bad)
+            held = None if other is None else model.examples(other, train_on, skip_bad)
+            apart = {} if held is None else {"validation": held.checksum}
+            about = {**model.about(), "train_on": train_on, "data": examples.checksum, **apart}
+            identity = json.dumps(about, sort_keys=True)  # is the same for runs of which one may go on with the other
+            training, validating = task.rows(model, examples, recipe.batch_size), None
+            if validation_rows := recipe.validation_rows(training.rows):
+                training, validating = training.split(validation_rows, recipe.split_seed)
+            for line in notes(examples.told, model.max_length):
+                tell(line)
+            if held is not None:
+                validating = task.rows(model, held, recipe.batch_size)
+                for line in notes(held.told, model.max_length):
+                    tell(f"validation: {line}")
+            if inexact := note(model.base.model):
+                tell(f"note: {inexact}")
+            resumption = _resumption(output / LAST, identity) if resume else None
+            rows, lengths = zip(*(each.shape() for each in (training, validating) if each is not None), strict=True)
+            shape = max(rows), max(lengths)
+            setting = model.setting(*shape, max(each.form for each in (examples, held) if each is not None))
+            for line in setting.notes:
+                tell(f"note: {line}")
+            for name, fact in summary(model, *shape).facts().items():
+                tell(f"{name}: {fact}")
+            checksum = zlib.crc32(identity.encode(), zlib.crc32(training.chosen.tobytes()))
+            begun = setting.artifacts, recipe, training, checksum, resumption, processes
+            trainer, state = job.begin(*begun, patterns=False, kind=task.trainer(model))
+            model.use(trainer.parameters)
+            processes.on_first(try_output)
+            if state.initial_loss is None and validating is not None:
+                state.initial_loss = trainer.evaluate(validating, recipe.batch_size).loss
+            properties = {PROPERTY: identity}
+            what = trainer, training, validating, state, output, properties, processes, recipe.batch_size, loggers
+            fit, before = Fit(*what), {} if resume else figures()
+            fit.run(shown)
+            run = Tuned(
+                state=fit.state, batch_losses=fit.batch_losses, told=examples.told, rows=training.rows,
+                validation_rows=validating.rows if validating else 0, output=output, files=(),
+                trained=sum(each.size for each in trainer.artifacts.trainable.values()), samples=written,
+                processes=processes.size, has_perplexity=task.PERPLEXITY,
+            )  # fmt: skip
+            if run.best_epoch is not None:
+                trainer.restore(processes.on_first(lambda: read_checkpoint(output / BEST)) or trainer.checkpoint())
+            run = replace(run, figures={name: (before.get(name), value) for name, value in figures().items()})
+            return replace(run, files=processes.on_first(write) or ())
 
     @naming(WHO)
     def write(

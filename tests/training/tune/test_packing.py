@@ -9,9 +9,7 @@ from onnx import helper
 pytest.importorskip("tokenizers")
 
 from opgrad.training.engine.trainer import Trainer
-from opgrad.training.run.recipe import Recipe
 from opgrad.tune import Tuner
-from opgrad.tune.tuner import split
 
 TEXTS = ["the cat sees a red tree .", "hello", "what is small ?", "i am a bird . you are the dog .", "who are you"]
 
@@ -43,7 +41,7 @@ def test_losses_and_gradients(tmp_path, data, form):
         generator = np.random.default_rng(0)
         for name, array in tuner.values.items():
             tuner.values[name] = generator.normal(size=array.shape).astype(np.float32) / 10
-        rows, _ = split(tuner.adapted, tuner.adapted.examples(data), Recipe(batch_size=5))
+        rows = tuner.adapted.task.rows(tuner.adapted, tuner.adapted.examples(data), 5)
         batch = rows.take(rows.order(generator)).arrays
         trainer = Trainer(tuner.adapted.setting(*batch["input_ids"].shape).artifacts, 0.1)
         losses.append(trainer.compute_gradients(batch))

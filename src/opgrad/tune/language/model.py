@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,6 +31,16 @@ from opgrad.tune.language.caches import without_caches
 from opgrad.tune.language.products import WeightProduct, find_products, unreached
 from opgrad.tune.tokenizer import WHO, read_json
 
+CONFIGS = ("config.json", "genai_config.json")  # that name the architecture
+FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
+INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+TOKENS = ("input_ids", "tokens", "input")
+LOGITS = "logits"  # the output with scores
+ENCODED = ("last_hidden_state", "token_embeddings", "hidden_states")  # an encoder's output for each token
+LABELS, WEIGHTS, LOSS = "labels", "weights", "loss"
+EACH = "loss/each"  # the losses of tokens
+IGNORED = -100  # the label of a token that does not count
+SCOPE = "loss/"
 NBITS = {"N": 0, "K": 0, "block_size": 32, "bits": 4}  # attributes of MatMulNBits with their defaults
 WIDTHS = (2, 4, 8)  # bits that opgrad's kernels unpack
 
@@ -91,116 +101,34 @@ def reshaped(model: onnx.ModelProto, values: Mapping[str, Held]) -> dict[str, He
     return found
 
 
-LABELS, WEIGHTS, LOSS = "labels", "weights", "loss"
-EACH = "loss/each"  # the losses of tokens
-IGNORED = -100  # the label of a token that does not count
-SCOPE = "loss/"
-
-
-class Head(NamedTuple):
-    """The last product as the loss takes it: its node, what it reads behind the labels, and attributes."""
-
-    node: onnx.NodeProto
-    weight: str
-    others: Sequence[str]
-    attributes: dict[str, Any]
-
-
-def add_loss(
-    model: onnx.ModelProto, hidden: str, logits: str, trained: Collection[str], with_scores: bool = False,
-    weighted: bool = False, each: bool = False,
-) -> None:  # fmt: skip
-    """Give a model the loss as its only output, and labels as an input.
-
-    hidden, logits: what the last product computes the scores from, and the scores. trained: names of weights.
-    with_scores: whether the graph computes the scores, as a value of its own, in any case. weighted: whether weights of
-    the tokens' losses, which the mean is over, are an input, too. each: whether `EACH`, [tokens], is the output.
-    """
-    graph = Graph(model)
-    head, rows = None if with_scores else _head(graph, hidden, logits, trained), f"{SCOPE}rows"
-    model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["batch", "length"]))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), rows))
-    labels = f"{SCOPE}flat_labels"
-    nodes = [helper.make_node("Reshape", [LABELS, rows], [labels], f"{SCOPE}Reshape_labels")]
-    scores, width = (logits, graph.sizes(logits)) if head is None else (hidden, [head.attributes["K"]])
-    shape = np.array([-1, (width or [None])[-1] or 0], np.int64)
-    model.graph.initializer.append(numpy_helper.from_array(shape, f"{SCOPE}shape"))
-    flat = f"{SCOPE}flat_{'logits' if head is None else 'hidden'}"
-    nodes.append(helper.make_node("Reshape", [scores, f"{SCOPE}shape"], [flat], f"{SCOPE}Reshape_scores"))
-    weights = f"{SCOPE}flat_weights"
-    if weighted:
-        model.graph.input.append(helper.make_tensor_value_info(WEIGHTS, TensorProto.FLOAT, ["batch", "length"]))
-        nodes.append(helper.make_node("Reshape", [WEIGHTS, rows], [weights], f"{SCOPE}Reshape_weights"))
-    result = EACH if each or (weighted and head is None) else LOSS
-    if head is None:
-        op, inputs, domain = "SoftmaxCrossEntropyLoss", [flat, labels], ""
-        attributes: dict[str, Any] = {}
-    else:
-        op, inputs, domain = "LinearCrossEntropyLoss", [flat, head.weight, labels, *head.others], MICROSOFT
-        inputs += [*[""] * (5 - len(inputs)), weights] if weighted else []
-        attributes = head.attributes
-        import_microsoft(model)
-    attributes = {**attributes, "ignore_index": IGNORED, **({} if result == LOSS else {"reduction": "none"})}
-    nodes.append(helper.make_node(op, inputs, [result], f"{SCOPE}{op}", domain=domain, **attributes))
-    if result != LOSS and not each:
-        product, sums = f"{SCOPE}products", [f"{SCOPE}sum_of_{name}" for name in ("products", "weights")]
-        nodes.append(helper.make_node("Mul", [result, weights], [product], f"{SCOPE}Mul"))
-        nodes.append(helper.make_node("ReduceSum", [product], sums[:1], sums[0], keepdims=0))
-        nodes.append(helper.make_node("ReduceSum", [weights], sums[1:], sums[1], keepdims=0))
-        nodes.append(helper.make_node("Div", sums, [LOSS], f"{SCOPE}Div"))
-    model.graph.node.extend(nodes)
-    del model.graph.output[:]
-    result = EACH if each else LOSS
-    model.graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, ["tokens"] if each else []))
-    keep(model.graph.node, needed(list(model.graph.node), [result]))
+Head = tuple[str, Sequence[str], dict[str, Any]]  # the weight, what else is read behind the labels, and attributes
 
 
 def _head(graph: Graph, hidden: str, logits: str, trained: Collection[str]) -> Head | None:
-    """The last product, if its weights stay as they are and nothing comes between it and the loss."""
+    """The last product as the loss takes it, if its weights stay as they are and nothing stands behind it."""
     while (copy := graph.maker(logits, "Identity", "Cast")) is not None:
         logits = copy.input[0]
     node = graph.producers.get(logits)
-    if node is None or node.input[0] != hidden:
+    if node is None or node.input[0] != hidden or set(node.input).intersection(trained):
         return None
-    found = _packed(node) if domain_of(node) == MICROSOFT else _whole(graph, node)
-    return None if found is None or {found.weight, *node.input}.intersection(trained) else found
-
-
-def _packed(node: onnx.NodeProto) -> Head | None:
-    """That of quantized weights."""
-    inputs = [*node.input, "", "", ""]
-    given = attributes_of_nbits(node) if node.op_type == "MatMulNBits" else None
-    if given is None or inputs[4] or inputs[5]:
-        return None
-    others = [inputs[2], inputs[3]] if inputs[3] else [inputs[2]]
-    return Head(node, inputs[1], others, given)
-
-
-def _whole(graph: Graph, node: onnx.NodeProto) -> Head | None:
-    """That of float weights, which may be cast or transposed on the way."""
-    given = attributes_of(node)
+    inputs, given = [*node.input, "", "", ""], attributes_of(node)
+    if domain_of(node) == MICROSOFT:
+        packed = attributes_of_nbits(node) if node.op_type == "MatMulNBits" else None
+        if packed is None or inputs[4] or inputs[5]:
+            return None
+        return inputs[1], [inputs[2], inputs[3]] if inputs[3] else [inputs[2]], packed
     plain = not given.get("transA", 0) and given.get("alpha", 1.0) == 1 and len(node.input) == 2
     if node.op_type not in ("MatMul", "Gemm") or not plain:
         return None
-    weight, transposed = node.input[1], bool(given.get("transB", 0))
+    weight, transposed = node.input[1], bool(given.get("transB", 0))  # which may be cast or transposed on the way
     while (maker := graph.maker(weight, "Cast", "Transpose", "Identity")) is not None:
         transposed ^= maker.op_type == "Transpose"
         weight = maker.input[0]
-    sizes, kind = graph.known(weight), graph.element_type(weight)
-    stored = kind in (TensorProto.FLOAT, *HALVES)
-    if weight not in graph.initializers or sizes is None or len(sizes) != 2 or not stored:
+    sizes, is_float = graph.known(weight), graph.element_type(weight) in (TensorProto.FLOAT, *HALVES)
+    if weight not in graph.initializers or sizes is None or len(sizes) != 2 or not is_float or weight in trained:
         return None
     n, k = sizes if transposed else reversed(sizes)
-    return Head(node, weight, [], {"N": n, "K": k, "transB": int(transposed)})
-
-
-CONFIGS = ("config.json", "genai_config.json")  # that name the architecture
-FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
-INTEGERS = (TensorProto.INT64, TensorProto.INT32)
-TOKENS = ("input_ids", "tokens", "input")
-LOGITS = "logits"  # the output with scores
-ENCODED = ("last_hidden_state", "token_embeddings", "hidden_states")  # an encoder's output for each token
-Choose = Callable[[Mapping[str, int]], str]
+    return weight, [], {"N": n, "K": k, "transB": int(transposed)}
 
 
 @dataclass(frozen=True)
@@ -254,7 +182,11 @@ class LanguageModel:
     def bytes(self) -> int:
         """The bytes of what the graph stores; tensors that share their memory count once."""
         stored = {each.name: self.values.get(each.name, each) for each in self.model.graph.initializer}
-        return sum({self.place_of(name): _nbytes(held) for name, held in stored.items()}.values())
+        sizes = {}
+        for name, held in stored.items():  # fields other than raw_data take about as many bytes in the message
+            in_message = isinstance(held, TensorProto)
+            sizes[self.place_of(name)] = len(held.raw_data) or held.ByteSize() if in_message else held.nbytes
+        return sum(sizes.values())
 
     def axes(self, batch_size: int, length: int) -> dict[str, int]:
         """The sizes of the axes of a batch of so many rows and tokens, by the names that the graph has for them."""
@@ -274,11 +206,50 @@ class LanguageModel:
         of each token, [batch * length].
         """
         model = copied(self.model)
-        add_loss(model, self.hidden, self.logits, trained, with_scores, weighted, each)
-        return replace(self, model=model, loss=EACH if each else LOSS)
+        graph, nodes, initializers = Graph(model), list[onnx.NodeProto](), model.graph.initializer
+        head = None if with_scores else _head(graph, self.hidden, self.logits, trained)
+
+        def made(op: str, inputs: Sequence[str], output: str, name: str, **given: Any) -> str:
+            nodes.append(helper.make_node(op, inputs, [output], f"{SCOPE}{name}", **given))
+            return output
+
+        def flat(name: str, kind: int) -> str:
+            """A new input for each token, as [tokens]."""
+            model.graph.input.append(helper.make_tensor_value_info(name, kind, ["batch", "length"]))
+            return made("Reshape", [name, f"{SCOPE}rows"], f"{SCOPE}flat_{name}", f"Reshape_{name}")
+
+        initializers.append(numpy_helper.from_array(np.array([-1], np.int64), f"{SCOPE}rows"))
+        labels = flat(LABELS, TensorProto.INT64)
+        scores, width = (self.logits, graph.sizes(self.logits)) if head is None else (self.hidden, [head[2]["K"]])
+        shape = np.array([-1, (width or [None])[-1] or 0], np.int64)
+        initializers.append(numpy_helper.from_array(shape, f"{SCOPE}shape"))
+        of = f"{SCOPE}flat_{'logits' if head is None else 'hidden'}"
+        rows = made("Reshape", [scores, f"{SCOPE}shape"], of, "Reshape_scores")
+        weights = flat(WEIGHTS, TensorProto.FLOAT) if weighted else ""
+        result = EACH if each or (weighted and head is None) else LOSS
+        given: dict[str, Any] = {"ignore_index": IGNORED, **({} if result == LOSS else {"reduction": "none"})}
+        if head is None:
+            made("SoftmaxCrossEntropyLoss", [rows, labels], result, "SoftmaxCrossEntropyLoss", **given)
+        else:
+            inputs = [rows, head[0], labels, *head[1]]
+            inputs += [*[""] * (5 - len(inputs)), weights] if weighted else []
+            op = "LinearCrossEntropyLoss"
+            made(op, inputs, result, op, domain=MICROSOFT, **head[2], **given)
+            import_microsoft(model)
+        if result != LOSS and not each:
+            product, sums = f"{SCOPE}products", [f"{SCOPE}sum_of_{name}" for name in ("products", "weights")]
+            made("Mul", [result, weights], product, "Mul")
+            for name, total in zip((product, weights), sums, strict=True):
+                made("ReduceSum", [name], total, total.removeprefix(SCOPE), keepdims=0)
+            result = made("Div", sums, LOSS, "Div")
+        model.graph.node.extend(nodes)
+        del model.graph.output[:]
+        model.graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, ["tokens"] if each else []))
+        keep(model.graph.node, needed(list(model.graph.node), [result]))
+        return replace(self, model=model, loss=result)
 
 
-def read(path: str | PathLike[str], choose: Choose | None = None) -> LanguageModel:
+def read(path: str | PathLike[str], choose: Callable[[Mapping[str, int]], str] | None = None) -> LanguageModel:
     """Read a language model from its file, or an encoder.
 
     choose: names the output of an encoder that is trained, given the number of axes of each output of floats; then
@@ -287,18 +258,40 @@ def read(path: str | PathLike[str], choose: Choose | None = None) -> LanguageMod
     model, NotImplementedError for caches that cannot be taken out.
     """
     path = Path(path)
-    source = read_model(path, WHO, outside=False)
+    source, what = read_model(path, WHO, outside=False), f"{WHO}: {path}"
     places = {each.name: place_of(each, path.parent) for each in source.graph.initializer if uses_external_data(each)}
-    files = {
-        name: (path.parent / place.location, place.offset or 0, place.length or 0) for name, place in places.items()
-    }
+    files = {name: (path.parent / each.location, each.offset or 0, each.length or 0) for name, each in places.items()}
     values = taken_apart(source, path, WHO)
-    what = f"{WHO}: {path}"
     graph = Graph(copied(source))
-    tokens, ranks = _tokens(graph, what), _ranks(graph)
-    logits = _logits(ranks, what) if choose is None else choose(ranks)
+    integers = [
+        each.name
+        for each in source.graph.input
+        if each.type.tensor_type.elem_type in INTEGERS and len(graph.sizes(each.name) or ()) == 2
+    ]
+    gathered = [
+        name for name in integers if any(node.op_type.startswith("Gather") for node in graph.readers.get(name, []))
+    ]
+    tokens = next(iter([*(name for name in TOKENS if name in integers), *gathered]), None)
+    if tokens is None:
+        names = ", ".join(each.name for each in source.graph.input)
+        raise ValueError(f"{what} has the inputs {names}, expected input_ids, integers of shape [batch, length]")
+    kinds = {each.name: each.type.tensor_type for each in source.graph.output}
+    ranks = {name: len(graph.sizes(name) or kind.shape.dim) for name, kind in kinds.items() if kind.elem_type in FLOATS}
+    if choose is not None:
+        logits = choose(ranks)
+    else:
+        three = [name for name, rank in ranks.items() if rank == 3 and name not in ENCODED]
+        if LOGITS not in ranks and not three:
+            raise ValueError(
+                f"{what} has the outputs {', '.join(ranks)}, expected logits [batch, length, vocabulary]; "
+                "an encoder is trained by --task embed, classify or rank"
+            )
+        logits = LOGITS if LOGITS in ranks else three[0]
     model = without_caches(source, tokens, logits, what, is_encoder=choose is not None)
-    _compute_in_floats(model)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":  # builders let both operands be rounded to 8 bits
+                attribute.i = FLOAT_ACCURACY
     values = reshaped(model, values)
     compute_in_float32(model)
     products = find_products(model, tokens, logits if choose is None or ranks[logits] == 2 else "")
@@ -307,66 +300,12 @@ def read(path: str | PathLike[str], choose: Choose | None = None) -> LanguageMod
         raise ValueError(f"{what} computes {logits!r} by no product with a weight, expected a language model")
     last = (graph.sizes(logits) or [None])[-1]
     width = last if isinstance(last, int) else 0
+    configs = [read_json(place / name) for place in (path.parent, path.parent.parent) for name in CONFIGS]
+    named = [each.get("model_type") or (each.get("model") or {}).get("type") for each in configs]
     return LanguageModel(
         source=source, model=model, values=values, files=files, tokens=tokens, logits=logits,
         hidden=head.input if head else logits, vocabulary=head.outputs if head else 0,
         width=head.inputs if head else width, products=products,
-        unreached=0 if choose else unreached(source, logits), architecture=_architecture(path.parent),
+        unreached=0 if choose else unreached(source, logits),
+        architecture=next((each for each in named if isinstance(each, str)), ""),
     )  # fmt: skip
-
-
-def _architecture(folder: Path) -> str:
-    """The architecture of the model in a folder, as the files beside it name it."""
-    configs = [read_json(place / name) for place in (folder, folder.parent) for name in CONFIGS]
-    named = [each.get("model_type") or (each.get("model") or {}).get("type") for each in configs]
-    return next((each for each in named if isinstance(each, str)), "")
-
-
-def _nbytes(held: Held) -> int:
-    """The bytes of a stored tensor of any type; fields other than raw_data take about as many in the message."""
-    return len(held.raw_data) or held.ByteSize() if isinstance(held, TensorProto) else held.nbytes
-
-
-def _compute_in_floats(model: onnx.ModelProto) -> None:
-    """Let products of quantized weights take floats: builders let them quantize the other operand, too, to 8 bits."""
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "accuracy_level":
-                attribute.i = FLOAT_ACCURACY
-
-
-def _tokens(graph: Graph, what: str) -> str:
-    """The input for tokens."""
-    found = [
-        each.name
-        for each in graph.graph.input
-        if each.type.tensor_type.elem_type in INTEGERS and len(graph.sizes(each.name) or ()) == 2
-    ]
-    looked_up = [name for name in found if any(node.op_type.startswith("Gather") for node in _readers(graph, name))]
-    chosen = [name for name in TOKENS if name in found] or looked_up
-    if not chosen:
-        names = ", ".join(each.name for each in graph.graph.input)
-        raise ValueError(f"{what} has the inputs {names}, expected input_ids, integers of shape [batch, length]")
-    return chosen[0]
-
-
-def _readers(graph: Graph, name: str) -> list[onnx.NodeProto]:
-    return graph.readers.get(name, [])
-
-
-def _ranks(graph: Graph) -> dict[str, int]:
-    """The number of axes of each output of floats, by name."""
-    kinds = {each.name: each.type.tensor_type for each in graph.graph.output}
-    return {name: len(graph.sizes(name) or kind.shape.dim) for name, kind in kinds.items() if kind.elem_type in FLOATS}
-
-
-def _logits(ranks: Mapping[str, int], what: str) -> str:
-    """The output with the scores."""
-    named = [name for name in ranks if name == LOGITS]
-    three = [name for name, rank in ranks.items() if rank == 3 and name not in ENCODED]
-    if not (chosen := named or three):
-        raise ValueError(
-            f"{what} has the outputs {', '.join(ranks)}, expected logits [batch, length, vocabulary]; "
-            "an encoder is trained by --task embed, classify or rank"
-        )
-    return chosen[0]
