@@ -18,8 +18,8 @@ from opgrad.base.writing import check_destinations, destination, new_file, stage
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
 from opgrad.training.export.building import ACCURACY, LOSS, RATE, SEED, SHARE, STEP, UPDATE, Labels
-from opgrad.training.export.layout import GRADIENTS, Carried, Constants, StateLayout, layout_of
-from opgrad.training.export.plain import WHO, only_plain_imports
+from opgrad.training.export.layout import GRADIENTS, WHO, Carried, Constants, StateLayout, layout_of
+from opgrad.training.export.plain import only_plain_imports
 from opgrad.training.export.rules import MOMENTS, NAMES, StepRule
 from opgrad.training.files.artifact_set import ArtifactSet, tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint

@@ -16,10 +16,11 @@ from onnx import TensorProto, helper
 
 from opgrad.base.reading import sha256_of
 from opgrad.base.writing import copied_file
-from opgrad.training.export.plain import WHO
 from opgrad.training.files import weights
 from opgrad.training.files.checkpoint_tables import raw
 from opgrad.training.files.tensor_values import HUGE, ValuesFile, is_placeholder, placeholder, tensor_of
+
+WHO = "export_step"
 
 
 class Constants:

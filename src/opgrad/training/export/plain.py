@@ -17,11 +17,10 @@ from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.onnx.plain.lowering import DOMAIN
 from opgrad.onnx.plain.quantized import DEFAULTS
 from opgrad.onnxruntime import LOWERED, lower
-from opgrad.training.export.layout import Constants
+from opgrad.training.export.layout import WHO, Constants
 from opgrad.training.make.checks import sentence
 from opgrad.training.make.forms import inferred_model
 
-WHO = "export_step"
 # Operators of com.microsoft that onnxruntime, onnxruntime-node and onnxruntime-web all have on the CPU: where a model
 # has them, its step has them, too.
 STOCK = (
