@@ -89,7 +89,7 @@ ROOMS = {
 # The one list of modules that a name leads to, whatever their room: they load a heavy library with its first array.
 DOORS = "opgrad.call.owners"
 # Rooms that find an operator's function by its family, in a package that they are told, or a global by its pickle.
-FOUND_BY_NAME = ("opgrad.contract.declaration", "opgrad.cpu.compiler.requests")
+FOUND_BY_NAME = ("opgrad.contract.declaration", "opgrad.cpu.compiler.processes")
 
 
 def _name(file):

@@ -15,8 +15,7 @@ import opgrad
 from opgrad.call import arrays, calls
 from opgrad.cpu.compiler import sources
 from opgrad.cpu.compiler.decorators import native
-from opgrad.cpu.compiler.structures import Structure, at, behind, place, several, structure
-from opgrad.cpu.compiler.words import atomic_add, load_word
+from opgrad.cpu.compiler.words import Structure, at, atomic_add, behind, load_word, place, several, structure
 from opgrad.cpu.runtime import abi
 from opgrad.cpu.runtime import plan as plan_words
 from opgrad.cpu.runtime.system import system

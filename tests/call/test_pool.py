@@ -17,7 +17,7 @@ from subprocesses import TIMEOUT, run_python
 import opgrad
 from opgrad.contract import DTYPES, Spec
 from opgrad.contract.arrangement import contiguous
-from opgrad.cpu.compiler.structures import at, behind
+from opgrad.cpu.compiler.words import at, behind
 from opgrad.cpu.runtime import pool
 
 SIZES = (1 << 16, 1 << 17, (1 << 20) + 8, 5 << 20)  # bytes, of malloc's blocks and of mappings

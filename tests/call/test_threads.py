@@ -295,7 +295,7 @@ print(all(found) and os.sched_getaffinity(worker) < everywhere)
 OF_TORCH = """
 import torch
 from opgrad.cpu.compiler.decorators import native
-from opgrad.cpu.compiler.structures import at
+from opgrad.cpu.compiler.words import at
 from opgrad.cpu.runtime.workers import Block
 @native(2)
 def move_off(pool: int, thread: int) -> int:

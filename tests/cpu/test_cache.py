@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import opgrad.cpu
-from opgrad.cpu.compiler import decorators, sources, trust, words
+from opgrad.cpu.compiler import decorators, sources, words
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
 from opgrad.cpu.kernels import activation
 from opgrad.cpu.runtime import plan
@@ -42,7 +42,7 @@ def give_away(monkeypatch):
 
     def give(path):
         if os.geteuid():
-            monkeypatch.setattr(trust.os, "geteuid", lambda: SOMEBODY)
+            monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
         else:
             os.chown(path, SOMEBODY, -1, follow_symlinks=False)
 
@@ -420,8 +420,8 @@ def test_which_changed_files_give_other_digests(copy):
     first = run_copy(copy, DIGESTS)
     paths = (
         "base/locks.py",
-        "cpu/runtime/threads/__init__.py",
-        "cpu/compiler/decorators.py",
+        "cpu/runtime/threads.py",
+        "cpu/compiler/machine_code.py",
         "cpu/compiler/cache.py",
         "cli/app.py",
     )

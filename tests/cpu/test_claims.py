@@ -11,7 +11,7 @@ import warnings
 import pytest
 from subprocesses import TIMEOUT
 
-from opgrad.cpu.compiler import claims
+from opgrad.cpu.compiler import cache
 from opgrad.cpu.compiler.cache import ObjectCache
 
 pytestmark = pytest.mark.any_cpu
@@ -70,12 +70,12 @@ def start():
 @pytest.fixture
 def no_patience(monkeypatch):
     """Whoever waits for an owner gives up at once; without it, whoever waits in vain makes the test run for long."""
-    monkeypatch.setattr(claims, "PATIENCE", 0.05)
+    monkeypatch.setattr(cache, "PATIENCE", 0.05)
 
 
 def claim(folder):
     """Get the claim and give it back; whether it was there."""
-    with claims.claimed(folder, NAME):
+    with cache.claimed(folder, NAME):
         return FILE in os.listdir(folder)
 
 
@@ -106,12 +106,12 @@ def test_a_claim_waits_for_its_owner(folder, start):
     owner, order = start(OWNS, folder, NAME), []
 
     def wait():
-        with claims.claimed(folder, NAME):
+        with cache.claimed(folder, NAME):
             order.append("waited")
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    time.sleep(5 * claims.LOOK)
+    time.sleep(5 * cache.LOOK)
     order.append("owned")
     owner.communicate("go on\n", timeout=TIMEOUT)
     waiting.join(TIMEOUT)
@@ -134,7 +134,7 @@ def test_an_owner_that_stops_is_not_waited_for_long(folder, start):
     """It keeps its claim, and takes the file with it when it goes on."""
     owner = start(OWNS, folder, NAME)
     os.kill(owner.pid, signal.SIGSTOP)
-    with claims.claimed(folder, NAME):
+    with cache.claimed(folder, NAME):
         assert locked(os.path.join(folder, FILE))
     assert os.listdir(folder) == [FILE]
     os.kill(owner.pid, signal.SIGCONT)
@@ -144,7 +144,7 @@ def test_an_owner_that_stops_is_not_waited_for_long(folder, start):
 
 def test_a_child_that_is_forked_meanwhile_has_no_part_in_it(folder):
     """The lock belongs to the open file, which both have."""
-    with claims.claimed(folder, NAME), warnings.catch_warnings():
+    with cache.claimed(folder, NAME), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other tests have left threads
         child = os.fork()
         if not child:
@@ -165,7 +165,7 @@ def test_a_lock_that_others_may_hold_is_not_waited_for(folder, mode):
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     os.chmod(path, mode)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with claims.claimed(folder, NAME):
+    with cache.claimed(folder, NAME):
         assert locked(path)
     os.close(descriptor)
     assert os.listdir(folder) == [FILE]
@@ -174,7 +174,7 @@ def test_a_lock_that_others_may_hold_is_not_waited_for(folder, mode):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
 def test_what_is_no_file_is_left_alone(folder, make):
     make(os.path.join(folder, FILE))
-    with claims.claimed(folder, NAME):
+    with cache.claimed(folder, NAME):
         pass
     assert os.listdir(folder) == [FILE]
 
@@ -183,21 +183,21 @@ def test_where_nothing_can_be_written_nothing_is_claimed(folder):
     with open(os.path.join(folder, "file"), "w"):
         pass
     for place in (None, os.path.join(folder, "file"), "/proc/nowhere"):
-        with claims.claimed(place, NAME):
+        with cache.claimed(place, NAME):
             pass
     os.chmod(folder, 0o777)  # others could put their own there
-    with claims.claimed(folder, NAME):
+    with cache.claimed(folder, NAME):
         assert os.listdir(folder) == ["file"]
 
 
 def test_an_error_gives_the_claim_back(folder):
-    cache = ObjectCache("environment", folder)
+    kept = ObjectCache("environment", folder)
 
     def interrupted():
-        with cache.claim(NAME):
-            assert os.listdir(cache.folder) == [FILE]
+        with kept.claim(NAME):
+            assert os.listdir(kept.folder) == [FILE]
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert os.listdir(cache.folder) == []
+    assert os.listdir(kept.folder) == []

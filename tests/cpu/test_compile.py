@@ -16,8 +16,8 @@ from opgrad.cli.examples.arguments import SHAPES, signature
 from opgrad.contract import FLOATS
 from opgrad.cpu.compiler import decorators
 from opgrad.cpu.compiler.cache import ObjectCache
-from opgrad.cpu.compiler.processors import PROCESSORS
-from opgrad.cpu.compiler.requests import Work
+from opgrad.cpu.compiler.processes import Work
+from opgrad.cpu.compiler.target import PROCESSORS
 from opgrad.cpu.plans import plan
 from opgrad.ops import graph_operators, operators
 

@@ -103,7 +103,7 @@ for new, p, g in zip(opgrad.sgd_optimizer(lr, weights, gradients), weights, grad
 OUTSIDE = """
 import numpy as np
 import opgrad
-from opgrad.cpu.compiler.interpret.values import CheckedPointer
+from opgrad.cpu.compiler.interpret import CheckedPointer
 
 x = np.zeros(100, np.float32)
 read = CheckedPointer.read

@@ -5,7 +5,7 @@ import struct
 import pytest
 from subprocesses import run_python
 
-from opgrad.cpu.compiler import decorators, machine_code, processors, relocations, sources, target, words
+from opgrad.cpu.compiler import decorators, machine_code, sources, target, words
 from opgrad.cpu.runtime import threads
 from opgrad.cpu.runtime.plan import execute
 
@@ -114,17 +114,17 @@ def test_object_files_of_other_systems_are_left_to_llvm():
 
 def test_functions_far_away_are_called_by_a_jump():
     near, far, jump = 1 << 20, 1 << 40, 1 << 10
-    assert relocations.distance(relocations.CALL, near, jump) == near
-    assert relocations.distance(relocations.CALL, -far, jump) == jump
-    assert relocations.distance(relocations.PLACES_OF_ADDRESSES[0], near, jump) == jump + len(relocations.JUMP)
-    with pytest.raises(relocations.UnforeseenError):
-        relocations.distance(relocations.DISTANCE, far, jump)
+    assert machine_code.distance(machine_code.CALL, near, jump) == near
+    assert machine_code.distance(machine_code.CALL, -far, jump) == jump
+    assert machine_code.distance(machine_code.PLACES_OF_ADDRESSES[0], near, jump) == jump + len(machine_code.JUMP)
+    with pytest.raises(machine_code.UnforeseenError):
+        machine_code.distance(machine_code.DISTANCE, far, jump)
 
 
 def test_the_cpu_is_the_same_every_time(monkeypatch):
     for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):  # which hold it down
         monkeypatch.delenv(name, raising=False)
-    assert processors.cpu.__wrapped__() == processors.cpu()
+    assert target.cpu.__wrapped__() == target.cpu()
     assert target.host() == target._own()
 
 

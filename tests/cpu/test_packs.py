@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 
 from opgrad.cli import compile as packing
 from opgrad.cli.app import app
-from opgrad.cpu.compiler import packs, processors, relocations, sources
+from opgrad.cpu.compiler import machine_code, sources, target
 from opgrad.cpu.compiler.cache import ObjectCache
-from opgrad.cpu.compiler.packs import MADE_WITH, Pack, PackedObjects, PackError, packed
-from opgrad.cpu.compiler.processors import PROCESSORS, Processor, is_here
+from opgrad.cpu.compiler.target import MADE_WITH, PROCESSORS, Pack, PackedObjects, PackError, Processor, is_here, packed
 from opgrad.cpu.runtime.plan import execute
 
 pytestmark = [pytest.mark.any_cpu, pytest.mark.skipif(os.name != "posix", reason="packs are for Linux")]
@@ -135,7 +134,7 @@ def test_a_program_that_fails(tmp_path):
 
 
 def test_code_is_for_the_processor_that_is_named(pack):
-    numbers = {name: relocations.LINKAGES[PROCESSORS[name].architecture].number for name in (HERE, ELSEWHERE)}
+    numbers = {name: machine_code.LINKAGES[PROCESSORS[name].architecture].number for name in (HERE, ELSEWHERE)}
     for name, found in codes(opened(pack)).items():
         assert len(found) > 10
         assert {struct.unpack_from("<H", code, 18)[0] for code in found.values()} == {numbers[name]}
@@ -261,16 +260,16 @@ def test_a_wheel_for_other_processors(tmp_path, monkeypatch):
     """Where Numba is installed, it compiles; a pack that the user names is refused."""
     path = tmp_path / "pack"
     fill(path, tmp_path / "other", [ELSEWHERE])
-    monkeypatch.setattr(packs, "CARRIED", str(path))
+    monkeypatch.setattr(target, "CARRIED", str(path))
     monkeypatch.delenv("OPGRAD_KERNELS", raising=False)
-    assert packs.served.__wrapped__() is None
-    monkeypatch.setattr(packs, "is_compiler_installed", lambda: False)
+    assert target.served.__wrapped__() is None
+    monkeypatch.setattr(target, "is_compiler_installed", lambda: False)
     with pytest.raises(PackError, match=r'pip install "opgrad\[compiler\]" compile them here'):
-        packs.served.__wrapped__()
+        target.served.__wrapped__()
     monkeypatch.undo()
     monkeypatch.setenv("OPGRAD_KERNELS", str(path))
     with pytest.raises(PackError, match="not for the processor here"):
-        packs.served.__wrapped__()
+        target.served.__wrapped__()
 
 
 def test_what_a_processor_must_have():
@@ -282,15 +281,15 @@ def test_what_a_processor_must_have():
     assert not is_here(own._replace(needs=(*own.needs, (0xFFFF, 0, "a", (0,)))))
     assert not is_here(own._replace(xcr0=own.xcr0 | 1 << 60))
     assert not is_here(Processor("riscv64", "generic", ""))
-    assert len({processors.cpu(), processors.cpu.__wrapped__()}) == 1
+    assert len({target.cpu(), target.cpu.__wrapped__()}) == 1
 
 
 def test_served_objects(pack, monkeypatch, tmp_path):
     """The pack stands before the cache, and nothing is written to it; the variable set to nothing turns a pack off."""
-    monkeypatch.setattr(packs, "CARRIED", str(pack))
+    monkeypatch.setattr(target, "CARRIED", str(pack))
     monkeypatch.delenv("OPGRAD_KERNELS", raising=False)
     monkeypatch.delenv("NUMBA_CPU_NAME", raising=False)
-    served = packs.served.__wrapped__()
+    served = target.served.__wrapped__()
     found = PackedObjects(*served)
     name = sources.object_name(execute.function, execute.interface)
     assert found.read(name).startswith(b"\x7fELF")
@@ -301,7 +300,7 @@ def test_served_objects(pack, monkeypatch, tmp_path):
     behind.write("0" * 32, b"code")
     assert (behind.read("0" * 32), behind.count(), behind.problem()) == (b"code", found.count() + 1, "")
     monkeypatch.setenv("OPGRAD_KERNELS", "")
-    assert packs.served.__wrapped__() is None
+    assert target.served.__wrapped__() is None
 
 
 @pytest.mark.parametrize(
@@ -348,7 +347,7 @@ def test_a_wheel_that_carries_a_pack(tmp_path):
         found = {path: file.read(path).decode() for path in file.namelist()}
     own = "opgrad-1.2+kernels.dist-info"
     assert found[wheels.PACK] == "pack"
-    assert str(packs.CARRIED).endswith(wheels.PACK)
+    assert str(target.CARRIED).endswith(wheels.PACK)
     assert found["opgrad/__init__.py"] == "text"
     assert found[f"{own}/WHEEL"].splitlines()[1:] == [
         "Root-Is-Purelib: false", f"Tag: {python}-{python}-manylinux_2_17_aarch64"
@@ -369,8 +368,8 @@ BASE = 0x40000000
 def written(kind, word, address, jump=0, place=0x100, addend=0):
     image = bytearray(0x200)
     struct.pack_into("<I", image, place, word)
-    given = relocations.Relocation(place, kind, 0, addend)
-    relocations.LINKAGES["aarch64"].write(image, BASE, given, address, jump)
+    given = machine_code.Relocation(place, kind, 0, addend)
+    machine_code.LINKAGES["aarch64"].write(image, BASE, given, address, jump)
     return image[place : place + 8]
 
 
@@ -388,5 +387,5 @@ def test_arm64_relocations():
     assert struct.unpack("<Q", written(257, 0, BASE, addend=8)) == (BASE + 8,)
     assert struct.unpack("<i", written(261, 0, BASE)[:4]) == (-0x100,)
     for kind, address in ((275, BASE + (1 << 33)), (999, BASE)):
-        with pytest.raises(relocations.UnforeseenError):
+        with pytest.raises(machine_code.UnforeseenError):
             written(kind, adrp, address)

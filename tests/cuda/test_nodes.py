@@ -28,7 +28,7 @@ from subprocesses import run_python
 from opgrad.cli.compile import DEVICES
 from opgrad.contract import Spec
 from opgrad.contract.signature import Operand
-from opgrad.cpu.compiler import packs
+from opgrad.cpu.compiler import target
 from opgrad.onnxruntime import InferenceSession, lower
 from opgrad.ops import operators
 
@@ -109,10 +109,10 @@ def test_a_pack_for_a_device(tmp_path):
     command = [sys.executable, "-m", "opgrad", "compile", *words]
     done = subprocess.run(command, cwd=ROOT, env=compiling(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    pack = packs.Pack(str(path))
+    pack = target.Pack(str(path))
     ((environment, names),) = pack.names.items()
     assert environment == f"sm_90-triton-{triton.__version__}"
-    code = [packs.PackedObjects(pack, environment).read(name) for name in names]
+    code = [target.PackedObjects(pack, environment).read(name) for name in names]
     heads = [json.loads(each.partition(b"\n")[0]) for each in code]
     assert {"quick_gelu_grad", "relu_grad", "loss_rows", "loss_grad"} <= {head["name"] for head in heads}
     assert all(each.partition(b"\n")[2].startswith(b"\x7fELF") for each in code)
@@ -213,8 +213,8 @@ def test_a_pack_serves_kernels_without_triton(monkeypatch, tmp_path):
     op, specs = operators()["tanh_grad"], [Spec((48, 16), np.dtype("float16"))] * 2
     device_plans.compile_ahead(op, specs, {}, 90, str(tmp_path / "folder"))
     path = tmp_path / "kernels.pack"
-    path.write_bytes(packs.packed(str(tmp_path / "folder")))
-    monkeypatch.setattr(packs, "served", lambda: packs.Served(packs.Pack(str(path)), ""))
+    path.write_bytes(target.packed(str(tmp_path / "folder")))
+    monkeypatch.setattr(target, "served", lambda: target.Served(target.Pack(str(path)), ""))
     monkeypatch.setattr(device_plans, "find_spec", lambda name: None)
     monkeypatch.setattr(device_plans, "kernels", device_plans.kernels.__wrapped__)
     ports = [(name, "float16") for name in ("dy", "y")]

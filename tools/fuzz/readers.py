@@ -296,7 +296,7 @@ def adapters() -> Iterator[bytes]:
 
 def pack(data: bytes) -> None:
     """A pack as it is read, each of its kernels, too."""
-    from opgrad.cpu.compiler.packs import Pack, PackedObjects, PackError
+    from opgrad.cpu.compiler.target import Pack, PackedObjects, PackError
 
     path = folder() / "kernels.pack"
     path.write_bytes(data)
@@ -311,7 +311,7 @@ def pack(data: bytes) -> None:
 
 def packs() -> Iterator[bytes]:
     from opgrad.cpu.compiler.cache import ObjectCache
-    from opgrad.cpu.compiler.packs import packed
+    from opgrad.cpu.compiler.target import packed
 
     place = folder() / "processors"
     for names in ((), ("name", "another")):

@@ -19,8 +19,8 @@ from bench.cells import select
 from opgrad.cli.examples.arguments import arguments
 from opgrad.contract import DTYPES, Operator, Spec
 from opgrad.contract.signature import prepare
-from opgrad.cpu.compiler import emit, target
-from opgrad.cpu.compiler.processors import Processor
+from opgrad.cpu.compiler import decorators, target
+from opgrad.cpu.compiler.target import Processor
 from opgrad.cpu.runtime.plan import dtypes_of
 
 
@@ -70,7 +70,7 @@ def main(architecture: str, cpu: str, features: str, *operators: str) -> None:
     # before kernels are imported, whose blocks follow from the processor's registers
     target.named = lambda: Processor(architecture, cpu, features)
     texts = {
-        label: emit.assembly(step.kernel.function, dtypes_of(step), step.interface)
+        label: decorators.assembly(step.kernel.function, dtypes_of(step), step.interface)
         for label, step in headline_steps(list(operators))
     }
     json.dump(texts, sys.stdout)

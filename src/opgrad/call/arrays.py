@@ -25,7 +25,7 @@ from opgrad.contract.arrangement import contiguous
 from opgrad.contract.declaration import HOST, Arrays, Memory, is_masked
 from opgrad.contract.signature import is_plain, plain, prepare
 from opgrad.cpu.compiler import INTERPRETING
-from opgrad.cpu.compiler.structures import at
+from opgrad.cpu.compiler.words import at
 from opgrad.cpu.plans import RUNNERS, Kept, plan_for
 from opgrad.cpu.runtime import pool
 from opgrad.cpu.runtime.abi import ARRAYS, TUPLE_ITEMS, TUPLES, unlike

@@ -14,8 +14,17 @@ kernels work on large arrays. Objects are changed by C functions of Python, NumP
 from typing import Final
 
 from opgrad.cpu.compiler.decorators import inline, native
-from opgrad.cpu.compiler.structures import Structure, at, behind, structure
-from opgrad.cpu.compiler.words import call_address, load_i32, load_word, stack_words, store_word
+from opgrad.cpu.compiler.words import (
+    Structure,
+    at,
+    behind,
+    call_address,
+    load_i32,
+    load_word,
+    stack_words,
+    store_word,
+    structure,
+)
 from opgrad.cpu.runtime.abi import (
     COUNT,
     DATA,

@@ -27,7 +27,7 @@ from opgrad.call.calls import Functions, Value
 from opgrad.contract import Spec
 from opgrad.contract.declaration import lists_of
 from opgrad.contract.signature import PLAIN, RECORDS, fields, is_plain
-from opgrad.cpu.compiler.structures import several, words
+from opgrad.cpu.compiler.words import several, words
 from opgrad.cpu.runtime import abi, pool, threads
 from opgrad.cpu.runtime.abi import SUPPORTED
 from opgrad.cpu.runtime.plan import FEW

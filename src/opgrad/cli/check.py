@@ -25,7 +25,7 @@ from opgrad.cli.examples import examples, expected, listed, signatures
 from opgrad.cli.examples.arguments import Example, error_in_ulp, tolerance
 from opgrad.contract import FLOATS, Operator
 from opgrad.cpu.compiler.decorators import noting, object_cache
-from opgrad.cpu.compiler.requests import Work
+from opgrad.cpu.compiler.processes import Work
 from opgrad.cpu.plans import plan
 from opgrad.ops import public_operators
 

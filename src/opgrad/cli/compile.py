@@ -22,13 +22,11 @@ from opgrad.base.limits import default_threads
 from opgrad.base.terminal import console
 from opgrad.base.writing import destination, replace_file
 from opgrad.contract import FLOATS, Operator
-from opgrad.cpu.compiler import packs, processes, target
+from opgrad.cpu.compiler import processes, target
 from opgrad.cpu.compiler.cache import ObjectCache
 from opgrad.cpu.compiler.decorators import Native, object_cache
-from opgrad.cpu.compiler.packs import OutdatedError, Pack, PackedObjects, packed
-from opgrad.cpu.compiler.processes import LONG_PATIENCE, Compilers
-from opgrad.cpu.compiler.processors import PROCESSORS, is_here
-from opgrad.cpu.compiler.requests import Work
+from opgrad.cpu.compiler.processes import LONG_PATIENCE, Compilers, Work
+from opgrad.cpu.compiler.target import PROCESSORS, OutdatedError, Pack, PackedObjects, is_here, packed
 from opgrad.ops import public_operators
 
 Todo = Sequence[tuple[str, Work]]
@@ -56,11 +54,16 @@ def make(
         for name in (each for each in names if each in DEVICES):
             architecture = int(name.removeprefix("sm_"))
             todo = [(what, Work(do, (architecture, folder, *given))) for what, (do, given) in on_devices]
-            _compile(name, todo, count, screen, {packs.VARIABLE: "", processes.VARIABLE: "0"}, LONG_PATIENCE)
+            _compile(name, todo, count, screen, {target.PACK_VARIABLE: "", processes.VARIABLE: "0"}, LONG_PATIENCE)
         for name in processors:
             if problem := ObjectCache(name, folder).problem():
                 raise RuntimeError(f"compile: compiled kernels cannot be kept: {problem}")
-            variables = {target.VARIABLE: name, target.PACKS_INTO: folder, packs.VARIABLE: "", processes.VARIABLE: "0"}
+            variables = {
+                target.VARIABLE: name,
+                target.PACKS_INTO: folder,
+                target.PACK_VARIABLE: "",
+                processes.VARIABLE: "0",
+            }
             _compile(name, plans, count, screen, variables, LONG_PATIENCE)
             _compile(name, runs, count, screen, variables | {target.STANDS_IN: "1"}, WITHOUT_END)
         replace_file(path, packed(folder))

@@ -18,10 +18,8 @@ from opgrad.contract.signature import Explain, Prepared, is_plain, prepare
 from opgrad.cpu import programs
 from opgrad.cpu.compiler import decorators
 from opgrad.cpu.compiler.decorators import inline, noting
-from opgrad.cpu.compiler.packs import LackingError
-from opgrad.cpu.compiler.structures import Structure, at, structure, words
-from opgrad.cpu.compiler.target import object_cache
-from opgrad.cpu.compiler.words import atomic_load, load_word
+from opgrad.cpu.compiler.target import LackingError, object_cache
+from opgrad.cpu.compiler.words import Structure, at, atomic_load, load_word, structure, words
 from opgrad.cpu.runtime import threads
 from opgrad.cpu.runtime.plan import overlap_words, plan_words
 from opgrad.ops import public_operators

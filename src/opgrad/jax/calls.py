@@ -32,7 +32,7 @@ from opgrad.contract import DTYPES, Operator, Shape, Spec
 from opgrad.contract.signature import prepare
 from opgrad.cpu import plans
 from opgrad.cpu.compiler import INTERPRETING, machine_code
-from opgrad.cpu.compiler.structures import words
+from opgrad.cpu.compiler.words import words
 from opgrad.cpu.plans import KeyedPlan
 from opgrad.cpu.runtime import threads
 from opgrad.cpu.runtime.plan import REPORT, execute

@@ -10,9 +10,11 @@ are bytes from its beginning. Fields are only ever added at an end.
 """
 
 from opgrad.cpu.compiler.decorators import inline, native
-from opgrad.cpu.compiler.structures import Structure, at, behind, structure
 from opgrad.cpu.compiler.words import (
+    Structure,
+    at,
     atomic_load,
+    behind,
     call_address,
     copy_bytes,
     load_i32,
@@ -22,6 +24,7 @@ from opgrad.cpu.compiler.words import (
     store_i32,
     store_u8,
     store_word,
+    structure,
 )
 from opgrad.cpu.plans import Keyed, find_keyed
 from opgrad.cpu.runtime.plan import NO_MEMORY, REPORT

@@ -5,14 +5,18 @@ Then onnxruntime allocates the outputs, and the plan is executed on the arrays w
 """
 
 from opgrad.cpu.compiler.decorators import inline, native
-from opgrad.cpu.compiler.structures import Structure, at, behind, place, structure
 from opgrad.cpu.compiler.words import (
+    Structure,
+    at,
+    behind,
     call_address,
     load_i32,
     load_u8,
     load_word,
+    place,
     stack_words,
     store_word,
+    structure,
 )
 from opgrad.cpu.plans import Keyed, find_keyed
 from opgrad.cpu.runtime.plan import MAX_ARGUMENTS, NO_MEMORY, REPORT, Plan, may_overlap

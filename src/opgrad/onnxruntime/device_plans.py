@@ -19,10 +19,10 @@ from opgrad import cuda
 from opgrad.base.locks import settling
 from opgrad.contract import Attributes, Operator, Spec
 from opgrad.contract.signature import Operand, Problem, prepare
-from opgrad.cpu.compiler import packs, sources
+from opgrad.cpu.compiler import sources, target
 from opgrad.cpu.compiler.cache import ObjectCache, directory
-from opgrad.cpu.compiler.packs import PackedObjects, Packing
-from opgrad.cpu.compiler.structures import words
+from opgrad.cpu.compiler.target import PackedObjects, Packing
+from opgrad.cpu.compiler.words import words
 from opgrad.cpu.plans import Plan
 from opgrad.cpu.runtime.plan import SCRATCH, Patch, call_words, joined, overlap_words
 from opgrad.cpu.runtime.program import STATUS_WORDS
@@ -117,7 +117,7 @@ def kernels(architecture: int) -> ObjectCache:
 
     Raises RuntimeError if Triton is not installed and no pack has any.
     """
-    served = packs.served()
+    served = target.served()
     names = served.pack.names if served else {}
     here = f"sm_{architecture}-triton-"
     if find_spec("triton") is not None:

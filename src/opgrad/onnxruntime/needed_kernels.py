@@ -19,8 +19,8 @@ import onnxruntime
 from opgrad.base.locks import settling
 from opgrad.contract import DTYPES, Operator, Spec
 from opgrad.cpu.compiler.decorators import noting
-from opgrad.cpu.compiler.requests import Request
-from opgrad.cpu.compiler.structures import at
+from opgrad.cpu.compiler.processes import Request
+from opgrad.cpu.compiler.words import at
 from opgrad.cpu.plans import Call, plan
 from opgrad.onnx.graph.loading import check_sizes
 from opgrad.onnx.graph.messages import copied

@@ -15,7 +15,7 @@ import numpy as np
 
 from opgrad.base.locks import settling
 from opgrad.contract import DTYPES, FLOATS, NEEDS, Operator, Shape, Spec, only, spread
-from opgrad.cpu.compiler.structures import at, several, words
+from opgrad.cpu.compiler.words import at, several, words
 from opgrad.cpu.plans import KeyedPlan, Plan, plan
 from opgrad.cpu.runtime import pool
 from opgrad.cpu.runtime.plan import REPORT

@@ -15,22 +15,97 @@ from contextlib import contextmanager
 from typing import Any
 
 from opgrad.base.locks import once, settling
-from opgrad.cpu.compiler import INTERPRETING, emit, machine_code, sources
-from opgrad.cpu.compiler.emit import EXPORTED as EXPORTED
-from opgrad.cpu.compiler.emit import assembly as assembly
-from opgrad.cpu.compiler.helpers import by_precision as by_precision
-from opgrad.cpu.compiler.helpers import constant as constant
-from opgrad.cpu.compiler.helpers import inline as inline
-from opgrad.cpu.compiler.packs import PackedObjects
+from opgrad.cpu.compiler import INTERPRETING, machine_code, sources, target
 from opgrad.cpu.compiler.parameters import Parameters, lanes_of
-from opgrad.cpu.compiler.target import PACKS_INTO, runs_here, stands_in
-from opgrad.cpu.compiler.target import host as host
+from opgrad.cpu.compiler.parameters import by_precision as by_precision
+from opgrad.cpu.compiler.parameters import constant as constant
+from opgrad.cpu.compiler.parameters import inline as inline
+from opgrad.cpu.compiler.target import PACKS_INTO, PackedObjects, host, runs_here, stands_in, told_by_llvm
 from opgrad.cpu.compiler.target import interface_of as interface_of
 from opgrad.cpu.compiler.target import line_lanes as line_lanes
 from opgrad.cpu.compiler.target import many_registers as many_registers
 from opgrad.cpu.compiler.target import object_cache as object_cache
 from opgrad.cpu.compiler.target import vector_bytes as vector_bytes
 from opgrad.cpu.compiler.target import vector_lanes as vector_lanes
+
+EXPORTED = "opgrad_entry"  # the one exported symbol of an object file
+# The instruction of a waiting loop on arm64, which a stand-in on another processor does without.
+ELSEWHERE = "call void @llvm.aarch64.hint(i32 1)"
+
+
+def object_code(function: Callable[..., Any], interface: str, symbol: str) -> bytes:
+    """The object file of a function compiled for the given interface.
+
+    `symbol` names the module for people who read its code.
+    """
+    return _code(_lowered(function, interface), symbol, target_machine())
+
+
+def stand_in(function: Callable[..., Any], interface: str, symbol: str) -> bytes:
+    """The object file that computes here what that of `object_code` will on another processor.
+
+    The vectors of both have as many elements.
+    """
+    return _code(str(_lowered(function, interface)).replace(ELSEWHERE, ""), symbol, own_machine())
+
+
+def _lowered(function: Callable[..., Any], interface: str) -> Any:
+    from opgrad.cpu.compiler import lowering
+
+    return lowering.build(function, interface, EXPORTED)
+
+
+def _code(lowered: Any, symbol: str, machine: Any) -> bytes:
+    from opgrad.cpu.compiler import lowering
+
+    module = lowering.optimised(lowered, EXPORTED, machine)
+    module.name = symbol
+    return bytes(machine.emit_object(module))
+
+
+def assembly(function: Callable[..., Any], dtypes: Iterable[str], interface: str = "task") -> str:
+    """The assembly text of a kernel's function for pointers of these dtypes, for an interface of `Kernel.task`."""
+    from opgrad.cpu.compiler import lowering
+
+    lowered = _lowered(function, f"{interface}({','.join(dtypes)})")
+    return str(target_machine().emit_assembly(lowering.optimised(lowered, EXPORTED, target_machine())))
+
+
+@functools.cache
+def target_machine() -> Any:
+    """LLVM's target machine for the processor that code is for, at optimisation level 3."""
+    import llvmlite.binding as llvm
+
+    processor = target.named()
+    if processor is None:
+        return _machine(llvm.get_process_triple(), *host(), machine_code.HERE)
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    return _machine(processor.triple, processor.cpu, processor.features, True)
+
+
+@functools.cache
+def own_machine() -> Any:
+    """LLVM's target machine for the processor that is here."""
+    import llvmlite.binding as llvm
+
+    return _machine(llvm.get_process_triple(), *told_by_llvm(), machine_code.HERE)
+
+
+def _machine(triple: str, cpu: str, features: str, near: bool) -> Any:
+    """A target machine.
+
+    near: whether its code finds constants by distances, which fit into instructions. Otherwise LLVM, which links code
+    for itself, takes addresses of 64 bits: an instruction and a register for each.
+    """
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+    model = {"reloc": "pic", "codemodel": "small"} if near else {"jit": True}
+    return llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3, **model)
+
 
 STAND_IN = ".here"  # the suffix of what runs here in place of code for a processor that is not here
 
@@ -153,7 +228,7 @@ def _stand_in(function: Callable[..., Any], interface: str, name: str | None) ->
     """Code that computes here what that for another processor will compute there."""
     code = object_cache().read(name, STAND_IN) if name else None
     if code is None:
-        code = emit.stand_in(function, interface, _symbol(function, interface))
+        code = stand_in(function, interface, _symbol(function, interface))
         if name:
             object_cache().write(name, code, STAND_IN)
     return code
@@ -174,11 +249,11 @@ def _made_here(function: Callable[..., Any], interface: str, name: str | None) -
     if name is None:
         if PACKS_INTO in os.environ:
             raise RuntimeError(f"opgrad: {symbol} cannot be packed: its sources have no digest")
-        return emit.object_code(function, interface, symbol)
+        return object_code(function, interface, symbol)
     with object_cache().claim(name):
         code = object_cache().read(name)  # another process may have stored it while this one waited for the claim
         if code is None:
-            code = emit.object_code(function, interface, symbol)
+            code = object_code(function, interface, symbol)
             if sources.compiler_is_imported():
                 object_cache().write(name, code)
     return code
@@ -196,7 +271,7 @@ def _load(code: bytes) -> int:
 def _load_with_llvm(code: bytes) -> int:
     import llvmlite.binding as llvm
 
-    emit.machine()
+    target_machine()
     machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
     for name, address in machine_code.named.items():
         llvm.add_symbol(name, address)

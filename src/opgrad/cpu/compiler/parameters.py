@@ -1,4 +1,4 @@
-"""Reads the kinds of a kernel's parameters from their annotations, and lists the words that its arguments take.
+"""What kernels are declared with: the kinds of their parameters, and the functions that they call.
 
 A kernel's first parameter may be `Units`: the range of the units of work that one part does. A parameter without an
 annotation is an int64. A named tuple, or a tuple, of annotations is an operand with its strides, or several operands.
@@ -7,7 +7,7 @@ annotation is an int64. A named tuple, or a tuple, of annotations is an operand 
 import inspect
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 
 class Units:
@@ -104,3 +104,39 @@ class Parameters:
         self.takes_part = Part in kinds.values()
         self.parameters = {name: kind for name, kind in kinds.items() if kind not in (Units, Part)}
         self.takes_private = any(leaf is Private for kind in self.parameters.values() for leaf in leaves(kind))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+INLINE: list[Callable[..., Any]] = []
+KNOWN: set[Callable[..., Any]] = set()
+CHOOSE: list[Callable[..., Any]] = []
+
+
+def inline(function: F) -> F:
+    """Mark a function as one that kernels may call.
+
+    It is inlined into each of them. Marking it twice changes nothing.
+    """
+    if function not in KNOWN:
+        KNOWN.add(function)
+        INLINE.append(function)
+    return function
+
+
+def by_precision(single: Callable[..., Any], double: Callable[..., Any]) -> Callable[..., Any]:
+    """A helper that calls `single` if its vectors hold float32, and `double` if they hold float64."""
+
+    def chosen(bits: Any, *others: Any) -> Any:
+        """Numba passes the number of bits alone and gets a function; an interpreted kernel passes its vectors."""
+        if isinstance(bits, int) and not others:
+            return single if bits == 32 else double
+        given = (bits, *others)
+        return (single if next(each.bits for each in given if hasattr(each, "bits")) == 32 else double)(*given)
+
+    CHOOSE.append(chosen)
+    return chosen
+
+
+def constant(single: float, double: float) -> Callable[..., float]:
+    """A number that depends on the precision: constant(vector)."""
+    return by_precision(inline(lambda x: single), inline(lambda x: double))

@@ -1,15 +1,16 @@
 """Starts other processes that compile kernels in parallel, before this process needs them.
 
-Each is a new Python process, which gets requests through a pipe and writes code to the cache, where this process finds
-it. Nothing is forked, and nothing of the caller's program is imported. If such a process fails, dies or cannot be
-started, the kernel is compiled in this process. The processes end after a while without work, and when the process that
-started them ends.
+Each is a new Python process, which gets pickled requests through a pipe (`main`) and writes code to the cache, where
+this process finds it. Nothing is forked, and nothing of the caller's program is imported. If such a process fails, dies
+or cannot be started, the kernel is compiled in this process. The processes end after a while without work, and when the
+process that started them ends.
 """
 
 import atexit
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -17,15 +18,84 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
+from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from opgrad.base.limits import default_threads
 from opgrad.base.locks import in_child, settling
-from opgrad.cpu.compiler import compiler_process, sources
+from opgrad.cpu.compiler import sources
 from opgrad.cpu.compiler.cache import VARIABLE as CACHE
-from opgrad.cpu.compiler.requests import Named, Request
-from opgrad.cpu.compiler.target import cpu_is_known, object_cache
+from opgrad.cpu.compiler.target import cpu_is_known, host, object_cache
+
+
+class Compiled(Protocol):
+    """What a request asks for."""
+
+    def compile(self, name: str) -> bool:
+        """Compile it, in the process that gets the request; name: of the object code.
+
+        Returns whether that is done.
+        """
+
+
+class Named(NamedTuple):
+    """A kernel or native function that is a global of a module, and the interface for which it is compiled."""
+
+    module: str
+    name: str
+    interface: str
+
+    def compile(self, name: str) -> bool:
+        getattr(import_module(self.module), self.name).compile(self.interface)
+        return object_cache().read(name) is not None
+
+
+class Work(NamedTuple):
+    """A function to call, a global of a module, because it compiles several kernels while it runs."""
+
+    function: Callable[..., None]
+    arguments: tuple[Any, ...] = ()
+
+    def compile(self, name: str) -> bool:
+        self.function(*self.arguments)
+        return True
+
+
+# The name of the object code, and how its kernel is found; for work, any name that tells it from other work.
+Request = tuple[str, Compiled]
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    # Ctrl-C is meant for the process that started this one; when that ends, so does the input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # anything else that is printed goes to stderr, and is not taken for an answer
+    waiting: SimpleQueue[Request] = SimpleQueue()
+    threading.Thread(target=_read, args=(requests, waiting.put), daemon=True).start()
+    host()  # writes what LLVM says of the CPU to the cache
+    while True:
+        name, what = waiting.get()
+        try:
+            reason = "" if what.compile(name) else "the cache does not keep it"
+        except Exception as error:  # the process that sent the request may do it itself, and raises the error
+            reason = f"{type(error).__name__}: {error}"
+        print(json.dumps(reason), file=answers, flush=True)
+
+
+def _read(requests: BinaryIO, put: Callable[[Request], None]) -> None:
+    """Queue requests as they come.
+
+    When the input ends, end the process at once; files are written in one atomic step.
+    """
+    try:
+        while True:
+            put(pickle.load(requests))
+    except BaseException:
+        os._exit(0)
+
 
 VARIABLE = "OPGRAD_COMPILERS"
 MOST = 16  # processes
@@ -33,7 +103,7 @@ IDLE = 10.0  # seconds without work after which a process ends: it takes 150 MB
 LOOK = 0.1  # seconds between two looks at their progress
 PATIENCE = 120.0  # seconds without any answer after which the processes are taken to hang; a kernel takes up to ten
 LONG_PATIENCE = 1200.0  # the same for work on many kernels
-MAIN = f"from {compiler_process.__name__} import main; main()"
+MAIN = f"from {__name__} import main; main()"
 BOOT = f"import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); {MAIN}"
 
 Progress = Callable[[int, int], None]  # progress(kernels compiled, kernels in all)

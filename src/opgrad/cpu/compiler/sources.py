@@ -22,7 +22,7 @@ from opgrad.cpu.compiler.parameters import annotations, fields
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))  # the folder that holds opgrad/
 # The files of this folder that decide what a function is compiled to. The others store, find and link the result.
-HERE = "emit", "helpers", "parameters", "processors", "simd", "structures", "target", "words"
+HERE = "decorators", "parameters", "simd", "target", "words"
 DECIDING = (*HERE, os.path.join("lowering", "*"))
 PLAIN = (int, float, complex, str, bytes, type(None), type(Ellipsis))
 

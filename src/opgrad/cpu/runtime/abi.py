@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from opgrad.base.locks import settling
-from opgrad.cpu.compiler.structures import Structure, at, structure
+from opgrad.cpu.compiler.words import Structure, at, structure
 from opgrad.cpu.runtime.system import system
 
 # An object begins with its reference count and its type; the fields of its type follow. All offsets are in bytes.

@@ -20,8 +20,7 @@ from opgrad.contract import Array, Operator, Spec
 from opgrad.contract.signature import Operand, Pair, Prepared, covered, pairs
 from opgrad.cpu.compiler.decorators import Kernel, inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
-from opgrad.cpu.compiler.structures import Structure, at, behind, structure
-from opgrad.cpu.compiler.words import call_address, load_word, stack_words, store_word
+from opgrad.cpu.compiler.words import Structure, at, behind, call_address, load_word, stack_words, store_word, structure
 from opgrad.cpu.runtime import pool
 from opgrad.cpu.runtime.abi import DATA
 from opgrad.cpu.runtime.pool import STACK_WORDS, give, take

@@ -29,14 +29,18 @@ from opgrad.base.locks import in_child, settling
 from opgrad.contract import Array, Spec
 from opgrad.contract.arrangement import contiguous
 from opgrad.cpu.compiler.decorators import inline, native
-from opgrad.cpu.compiler.structures import Structure, at, behind, place, structure
 from opgrad.cpu.compiler.words import (
+    Structure,
+    at,
     atomic_add,
     atomic_load,
     atomic_store,
     atomic_swap_if,
+    behind,
     call_address,
     copy_bytes,
+    place,
+    structure,
 )
 from opgrad.cpu.runtime import abi
 from opgrad.cpu.runtime.system import system

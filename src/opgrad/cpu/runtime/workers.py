@@ -37,9 +37,10 @@ from collections.abc import Sequence
 
 from opgrad.base.limits import MOST_THREADS
 from opgrad.cpu.compiler.decorators import inline, native
-from opgrad.cpu.compiler.structures import Structure, at, structure
 from opgrad.cpu.compiler.words import (
     CACHE_LINE,
+    Structure,
+    at,
     atomic_add,
     atomic_load,
     atomic_store,
@@ -48,6 +49,7 @@ from opgrad.cpu.compiler.words import (
     load_word,
     spin_hint,
     store_word,
+    structure,
 )
 from opgrad.cpu.runtime.system import system
 

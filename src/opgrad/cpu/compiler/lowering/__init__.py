@@ -3,8 +3,7 @@
 Imported only when something has to be compiled; nothing else in opgrad imports Numba.
 """
 
-from opgrad.cpu.compiler.lowering import arithmetic, blocks, integers, structures, vectors, words
-from opgrad.cpu.compiler.lowering.build import build
-from opgrad.cpu.compiler.lowering.modules import optimised
+from opgrad.cpu.compiler.lowering import arithmetic, vectors, words
+from opgrad.cpu.compiler.lowering.build import build, optimised
 
-__all__ = ["arithmetic", "blocks", "build", "integers", "optimised", "structures", "vectors", "words"]
+__all__ = ["arithmetic", "build", "optimised", "vectors", "words"]
