@@ -15,8 +15,7 @@ from opgrad.training import read_checkpoint
 from opgrad.training.artifacts import OptimType, generate_artifacts
 from opgrad.training.make.selection import Candidates
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
-from opgrad.training.quantization import KINDS, prepare
-from opgrad.training.quantization.placement import keep_paths, paths_of
+from opgrad.training.quantization import KINDS, keep_paths, paths_of, prepare
 
 LOSS = CrossEntropyLoss(class_axis=-1)
 

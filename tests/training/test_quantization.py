@@ -21,8 +21,7 @@ from opgrad.onnx.graph.byte_products import MOST
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import OptimType, generate_artifacts
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
-from opgrad.training.quantization import Distillation, convert, prepare, with_teacher
-from opgrad.training.quantization.learning import with_learned_scales
+from opgrad.training.quantization import Distillation, convert, prepare, with_learned_scales, with_teacher
 
 RANDOM = np.random.default_rng(4)
 SHAPES = {

@@ -171,7 +171,7 @@ class Making:
 
     def _distilled(self, loss: Any, frozen: list[str] | None) -> dict[str, Any]:
         """The loss with what is learned from the float model, whose weights are frozen."""
-        from opgrad.training.quantization.distillation import TEACHER, Distillation
+        from opgrad.training.quantization import TEACHER, Distillation
 
         if loss is None:
             raise ValueError("--distill is of scores that a loss compares, expected --loss, too")

@@ -309,8 +309,7 @@ def _quantized(model: Path, options: QuantizationOptions, recipe: "Recipe", data
     """The file of the model that is trained, in a folder: it rounds as the integer model will."""
     from opgrad.base.writing import new_file
     from opgrad.onnx.graph.loading import read_model
-    from opgrad.training.quantization import prepare, with_teacher
-    from opgrad.training.quantization.calibration import calibration
+    from opgrad.training.quantization import calibration, prepare, with_teacher
 
     given, kind = read_model(model, "train"), options.quantize or ""
     try:
