@@ -670,12 +670,12 @@ def prepare(
     given = load(model, WHO)
     if quantized := next((node.op_type for node in all_nodes(given.graph.node) if facts_of(node).quantized), None):
         raise ValueError(f"{WHO}: the model is quantized already, it has {quantized}; expected a float model")
-    paths, choose = placement.paths_of(given), None if weights is None else choice(weights, Candidates(given))
+    paths, choose = paths_of(given), None if weights is None else choice(weights, Candidates(given))
     if kind == "int4":
-        made = with_learned_scales(*blocks.placed(given, per_channel, choose))
+        made = with_learned_scales(*with_four_bits(given, per_channel, choose))
     else:
-        made = with_learned_scales(*placement.placed(given, list(calibration), per_channel, choose))
-    placement.keep_paths(made, paths)
+        made = with_learned_scales(*with_pairs(given, list(calibration), per_channel, choose))
+    keep_paths(made, paths)
     return made
 
 
@@ -686,4 +686,4 @@ def convert(model: Model) -> onnx.ModelProto:
     operators between their pairs in its integer kernels; products of int4 are nodes MatMulNBits.
     Raises ValueError for a model in which nothing is quantized.
     """
-    return integers.integer_model(load(model, integers.WHO))
+    return integer_model(load(model, CONVERT))
