@@ -14,7 +14,7 @@ from typing import Any
 from bench import instruction_sets
 from bench.cells import PLAIN
 from bench.measure import FEWEST, GIVEN, OURS, WAYS
-from opgrad.base.reading import read_regular
+from opgrad.base.files import read_regular
 
 Result = Mapping[str, Any]  # what a result file holds
 STEP_PARTS = ("training", "generated", "attention")  # of a result of training steps

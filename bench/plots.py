@@ -16,7 +16,7 @@ from bench import instruction_sets
 from bench.figures import Figures, Result, figures, geometric_mean
 from bench.measure import GIVEN, NEW, WAYS
 from bench.sweep import ROWS, Curve, curves
-from opgrad.base.writing import replace_file
+from opgrad.base.files import replace_file
 
 COLOURS = {"float32": "tab:blue", "bfloat16": "tab:orange", "float16": "tab:green", "float64": "tab:purple"}
 TITLES = {GIVEN: "results in memory that is given", NEW: "results in new memory"}

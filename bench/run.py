@@ -17,7 +17,7 @@ from bench.cpu_target import Target
 from bench.figures import FORMAT, read, stamped
 from bench.measure import measure_each
 from bench.peers import COMPILE
-from opgrad.base.writing import replace_file
+from opgrad.base.files import replace_file
 from opgrad.cli import machine
 from opgrad.ops import graph_operators, operators
 

@@ -12,7 +12,7 @@ from checkpoint_tables import CHECKPOINTS, tables
 from onnx import numpy_helper
 
 import opgrad.training
-from opgrad.base.writing import replace_file
+from opgrad.base.files import replace_file
 from opgrad.training import Checkpoint, read_checkpoint
 from opgrad.training.files import checkpoint_tables
 

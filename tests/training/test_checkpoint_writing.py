@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from checkpoint_tables import CHECKPOINTS, tables
 
-from opgrad.base.writing import alone
+from opgrad.base.files import alone
 from opgrad.training import Checkpoint, read_checkpoint, write_checkpoint
 from opgrad.training.files import checkpoint_tables
 from opgrad.training.files.checkpoint import OptimizerGroup

@@ -19,7 +19,7 @@ from small_models import build, normal, perceptron
 from typer.testing import CliRunner
 
 import opgrad
-from opgrad.base.writing import finish_interrupted, replace_file, staged
+from opgrad.base.files import finish_interrupted, replace_file, staged
 from opgrad.cli import compile as packing
 from opgrad.cli.app import app
 from opgrad.onnx.plain import lowering

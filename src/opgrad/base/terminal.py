@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from opgrad.base.writing import finish_interrupted
+from opgrad.base.files import finish_interrupted
 
 Paths = TypeVar("Paths", Path | None, list[Path] | None)
 

@@ -18,9 +18,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from opgrad.base.files import destination, replace_file
 from opgrad.base.limits import default_threads
 from opgrad.base.terminal import console
-from opgrad.base.writing import destination, replace_file
 from opgrad.contract import FLOATS, Operator
 from opgrad.cpu.compiler import processes, target
 from opgrad.cpu.compiler.cache import ObjectCache

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from opgrad.base.reading import check_regular
+from opgrad.base.files import check_regular
 from opgrad.onnx.graph.loading import Source
 from opgrad.onnxruntime.private import reason
 from opgrad.onnxruntime.sessions import InferenceSession, register

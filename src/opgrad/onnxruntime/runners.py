@@ -10,7 +10,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.base.writing import destination, replace_file
+from opgrad.base.files import destination, replace_file
 from opgrad.onnx.graph.messages import FLOATS, copied, declared_types, domain_of
 from opgrad.onnx.graph.nodes import captured, subgraphs
 from opgrad.onnx.plain.lowering import lower

@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from opgrad.base.files import check_regular
 from opgrad.base.locks import settling
-from opgrad.base.reading import check_regular
 from opgrad.onnxruntime import abi, private
 from opgrad.onnxruntime.abi import Api, address_of, callback, forever
 

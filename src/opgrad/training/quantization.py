@@ -22,7 +22,7 @@ import onnxruntime
 from onnx import TensorProto, compose, helper, numpy_helper
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
-from opgrad.base.writing import new_file
+from opgrad.base.files import new_file
 from opgrad.onnx import passes
 from opgrad.onnx.graph.byte_products import LIMITED, MOST
 from opgrad.onnx.graph.conversion import raise_opset

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from opgrad.base.reading import check_regular, open_regular
+from opgrad.base.files import check_regular, open_regular
 from opgrad.tune.template_process import Message, said_of
 
 LONGEST_LINE = 1 << 26  # bytes

@@ -15,8 +15,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from opgrad.base.reading import sha256_of
-from opgrad.base.writing import check_destinations, copied_file, naming, new_file, staged
+from opgrad.base.files import check_destinations, copied_file, naming, new_file, sha256_of, staged
 from opgrad.onnx.graph.conversion import rounded
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import copied

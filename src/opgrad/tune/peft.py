@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.base.reading import json_object, read_regular
-from opgrad.base.writing import new_file
+from opgrad.base.files import json_object, new_file, read_regular
 from opgrad.training.files import weights
 from opgrad.training.files.checkpoint_tables import Damaged
 from opgrad.training.files.weights import decode

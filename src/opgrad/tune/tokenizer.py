@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from opgrad.base.files import json_object, read_regular
 from opgrad.base.locks import settling
-from opgrad.base.reading import json_object, read_regular
 from opgrad.tune.template_process import Message, Part
 
 WHO = "tune"  # before messages

@@ -14,8 +14,7 @@ import numpy as np
 import onnxruntime
 
 from opgrad.base.arguments import naming
-from opgrad.base.reading import json_object
-from opgrad.base.writing import new_file, staged
+from opgrad.base.files import json_object, new_file, staged
 from opgrad.onnxruntime.exact_products import note
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.export import export_step

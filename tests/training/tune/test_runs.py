@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from opgrad.base import writing
+from opgrad.base import files
 from opgrad.cli.app import app
 from opgrad.onnx.graph.nodes import rename
 from opgrad.training.files import tensor_values
@@ -227,7 +227,7 @@ def test_weights_in_a_file_of_their_own(tmp_path, model, data, monkeypatch):
 
 def test_full_disk_loses_nothing(tmp_path, model, data, monkeypatch):
     """What was trained stays in the checkpoint when the results cannot be written."""
-    real, tried = writing.new_file, []
+    real, tried = files.new_file, []
 
     def full(path, content):
         if path.name in tried:

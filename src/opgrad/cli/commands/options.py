@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from opgrad.base.arguments import ArgumentError
+from opgrad.base.files import finish_interrupted
 from opgrad.base.terminal import sentence, visible
-from opgrad.base.writing import finish_interrupted
 
 F = TypeVar("F", bound=Callable[..., Any])
 

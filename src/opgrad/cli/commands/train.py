@@ -193,7 +193,7 @@ def _check_set(folder: Path, making: Making, paths: Paths) -> None:
 
 def _check_export(file: Path | None) -> None:
     """Raise an error where the exported model, or a folder for it, cannot be made."""
-    from opgrad.base.writing import destination
+    from opgrad.base.files import destination
 
     if file is not None:
         destination(file)
@@ -307,7 +307,7 @@ def _check_quantization(options: QuantizationOptions) -> None:
 
 def _quantized(model: Path, options: QuantizationOptions, recipe: "Recipe", data: Path | None, folder: Path) -> Path:
     """The file of the model that is trained, in a folder: it rounds as the integer model will."""
-    from opgrad.base.writing import new_file
+    from opgrad.base.files import new_file
     from opgrad.onnx.graph.loading import read_model
     from opgrad.training.quantization import calibration, prepare, with_teacher
 
@@ -327,7 +327,7 @@ def _quantized(model: Path, options: QuantizationOptions, recipe: "Recipe", data
 
 def _convert_file(file: Path) -> None:
     """Make the integer model of a trained one, in its file."""
-    from opgrad.base.writing import replace_file
+    from opgrad.base.files import replace_file
     from opgrad.training.quantization import convert
 
     replace_file(file, convert(file).SerializeToString())

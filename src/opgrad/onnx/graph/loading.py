@@ -19,9 +19,8 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor, uses_external_data
 
+from opgrad.base.files import check_regular, finish_interrupted, read_regular
 from opgrad.base.limits import free_memory
-from opgrad.base.reading import check_regular, read_regular
-from opgrad.base.writing import finish_interrupted
 from opgrad.onnx.graph.conversion import align_functions, one_output
 from opgrad.onnx.graph.graph import AMPLIFIED, Graph, overridable
 from opgrad.onnx.graph.messages import copied, domain_of, free_name, keep, size_of

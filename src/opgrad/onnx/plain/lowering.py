@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.base.reading import json_object
+from opgrad.base.files import json_object
 from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.formulas import Body, NodeView, Value

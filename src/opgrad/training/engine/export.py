@@ -9,7 +9,7 @@ import onnx
 from onnx import helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.base.writing import destination, staged
+from opgrad.base.files import destination, staged
 from opgrad.onnx.graph.conversion import LOADED_AS_FLOATS, compute_in_float32, has_halves, rounded
 from opgrad.onnx.graph.loading import read_model
 from opgrad.onnx.graph.messages import FEW_BITS, LARGE, copied, import_microsoft, size_of

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.base.reading import json_object
+from opgrad.base.files import json_object
 from opgrad.onnx.graph.formulas import Body, GraphBody, Value
 from opgrad.onnx.graph.messages import FEW_BITS, declared_types, domain_of, keep, opset_of
 from opgrad.onnx.graph.nodes import names_in, needed, read_by, rename_inputs

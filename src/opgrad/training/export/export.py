@@ -13,8 +13,7 @@ import onnx
 from onnx import inliner
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
-from opgrad.base.reading import sha256_of
-from opgrad.base.writing import check_destinations, destination, new_file, staged
+from opgrad.base.files import check_destinations, destination, new_file, sha256_of, staged
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
 from opgrad.training.export.building import ACCURACY, LOSS, RATE, SEED, SHARE, STEP, UPDATE, Labels

@@ -14,8 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.base.reading import sha256_of
-from opgrad.base.writing import copied_file
+from opgrad.base.files import copied_file, sha256_of
 from opgrad.training.files import weights
 from opgrad.training.files.checkpoint_tables import raw
 from opgrad.training.files.tensor_values import HUGE, ValuesFile, is_placeholder, placeholder, tensor_of

@@ -20,8 +20,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.helper import get_attribute_value, tensor_dtype_to_np_dtype
 
+from opgrad.base.files import finish_interrupted
 from opgrad.base.locks import once
-from opgrad.base.writing import finish_interrupted
 from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, in_float32, is_half, written_inputs
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.loading import read_model

@@ -21,8 +21,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from opgrad.base.reading import NoFile
-from opgrad.base.writing import alone, created, destination, finish_interrupted, flush, naming, replace_file, staged
+from opgrad.base.files import (
+    NoFile,
+    alone,
+    created,
+    destination,
+    finish_interrupted,
+    flush,
+    naming,
+    replace_file,
+    staged,
+)
 from opgrad.training.files import checkpoint_tables, mapped_files, weights
 
 BESIDE = r"{}(\.[0-9a-f]{{16}})?\.data"  # names of files with the values of a checkpoint

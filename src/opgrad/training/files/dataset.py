@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.lib import format as npy
 
-from opgrad.base.reading import open_regular
+from opgrad.base.files import open_regular
 
 WHO = "ArtifactSet"
 ROWS = "rows"  # the name for a variable batch size that has none in the graph

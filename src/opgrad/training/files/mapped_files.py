@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.base.reading import open_regular
+from opgrad.base.files import open_regular
 
 LEAST = 1 << 20  # bytes; smaller files are read and not mapped
 # Windows cannot replace a file that is mapped; there, all files are read.

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.base.writing import created, flush, naming, new_file
+from opgrad.base.files import created, flush, naming, new_file
 from opgrad.onnx.graph.loading import Source, naming_outside, place_of, read_model, read_outside
 from opgrad.onnx.graph.messages import FEW_BITS, copied, copied_without, is_large, packed_bytes, size_of, without_large
 from opgrad.training.files import checkpoint_tables, mapped_files

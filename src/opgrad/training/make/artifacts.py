@@ -17,7 +17,7 @@ import onnx
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
-from opgrad.base.writing import check_destinations, new_file, staged
+from opgrad.base.files import check_destinations, new_file, staged
 from opgrad.onnx.graph import conversion
 from opgrad.onnx.graph.loading import check_and_repair
 from opgrad.onnx.graph.messages import opset_of, size_of

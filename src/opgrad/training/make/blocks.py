@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, defs, helper
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
-from opgrad.base.reading import check_regular
+from opgrad.base.files import check_regular
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, HALVES, MICROSOFT, copied
 from opgrad.training.files.tensor_values import Held

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from opgrad.base.files import check_destinations, new_file, staged
 from opgrad.base.terminal import sentence
-from opgrad.base.writing import check_destinations, new_file, staged
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation, check_labels, label_shape

@@ -17,8 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.base.reading import open_regular
-from opgrad.base.writing import replace_file
+from opgrad.base.files import open_regular, replace_file
 
 
 @dataclass(frozen=True)

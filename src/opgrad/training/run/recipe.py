@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.base.reading import read_regular
+from opgrad.base.files import read_regular
 from opgrad.training.make.named_blocks import Loss
 
 FILE = "recipe.toml"

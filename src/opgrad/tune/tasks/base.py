@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.base.writing import alone
+from opgrad.base.files import alone
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.dataset import TensorSpec
 from opgrad.tune import outputs

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.base.writing import replace_file
+from opgrad.base.files import replace_file
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import copied, opset_of
