@@ -8,7 +8,7 @@ Each name is imported when it is first used: sessions need no onnx, and function
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opgrad.onnx.plain.lowering import LOWERED, NOT_LOWERED, lower
+    from opgrad.onnx.plain import LOWERED, NOT_LOWERED, lower
     from opgrad.onnxruntime.sessions import InferenceSession, register
 
 __all__ = ["LOWERED", "NOT_LOWERED", "InferenceSession", "lower", "register"]
@@ -22,6 +22,6 @@ def __getattr__(name: str) -> Any:
         from opgrad.onnxruntime import sessions
 
         return getattr(sessions, name)
-    from opgrad.onnx.plain import lowering
+    from opgrad.onnx import plain
 
-    return getattr(lowering, name)
+    return getattr(plain, name)

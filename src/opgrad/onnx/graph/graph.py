@@ -357,6 +357,10 @@ class Graph:
             return None
         return node
 
+    def part(self, name: str, *operators: str) -> onnx.NodeProto | None:
+        """The `maker` of a value that one node reads and that is not kept; else None."""
+        return self.maker(name, *operators) if self.inner(name) else None
+
     def inner(self, name: str, readers: int = 1) -> bool:
         """Whether exactly so many nodes read a value, and it is no output or other kept value."""
         return name not in self.kept and len(self.readers.get(name, ())) == readers

@@ -7,7 +7,6 @@ turns of a loop, and so has a state whose sizes the body leaves as they are.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper
@@ -25,19 +24,10 @@ TURN_AND_CONDITION = (
 )
 
 
-def has_bodies(node: onnx.NodeProto) -> bool:
-    """Whether a node is an If, Loop or Scan."""
-    return node.op_type in (IF, LOOP, SCAN) and not domain_of(node)
-
-
-def scanned(node: onnx.NodeProto) -> int:
-    """The number of a Scan's inputs that it goes through step by step."""
-    return int(attributes_of(node).get("num_scan_inputs", 0)) if node.op_type == SCAN else 0
-
-
 def state_count(node: onnx.NodeProto) -> int:
     """The number of values that a Loop or Scan hands from turn to turn."""
-    return len(node.input) - FIRST_STATE[node.op_type] - scanned(node)
+    scanned = attributes_of(node).get("num_scan_inputs", 0) if node.op_type == SCAN else 0
+    return len(node.input) - FIRST_STATE[node.op_type] - int(scanned)
 
 
 def scan_axis(node: onnx.NodeProto, place: int, of: str, rank: int) -> int:
@@ -52,23 +42,43 @@ def is_reversed(node: onnx.NodeProto, of: str, place: int) -> bool:
     return bool(directions and directions[place])
 
 
-@dataclass
 class Enclosed:
-    """A body of a node as a model.
+    """A body of a node of the graph `outer` as a model of its own.
 
-    outer, node: the node and its graph. body: the message of the body, which `restore` writes.
-    graph: the body's graph, whose inputs are those of the body and behind them the values from outside.
-    outside: the names of the values from outside.
+    Sizes of states are assumed to stay, until the body is seen to change them.
+
+    body: its message, which `restore` writes. graph: the body's graph, whose inputs are those of the body and behind
+    them the values from outside. outside: the names of these values.
     steady: the names of sizes that are the same in each turn. made: names of sizes that were made up here.
     """
 
-    outer: Graph
-    node: onnx.NodeProto
-    body: onnx.GraphProto
-    graph: Graph
-    outside: frozenset[str]
-    steady: frozenset[str]
-    made: frozenset[str]
+    def __init__(self, outer: Graph, node: onnx.NodeProto, body: onnx.GraphProto):
+        self.outer, self.node, self.body = outer, node, body
+        self.outside = dict.fromkeys(read_from_outside(body))
+        self.steady, self.made = set[str](), set[str]()
+        model = copied_without(outer.model, "graph")
+        model.graph.CopyFrom(body)
+        model.graph.name = body.name or "body"
+        # Remove the names of sizes that only the body has: they may stand for another size in each turn.
+        known = {size.dim_param for value in outer.graph.input for size in value.type.tensor_type.shape.dim}
+        for size in declared_sizes([*model.graph.input, *model.graph.output, *model.graph.value_info]):
+            if size.HasField("dim_param") and size.dim_param not in known:
+                size.Clear()
+        for name in self.outside:
+            constant = outer.constant(name)
+            if constant is not None and constant.size <= LARGE:
+                model.graph.initializer.append(numpy_helper.from_array(constant, name))
+            else:
+                model.graph.input.add(name=name).type.CopyFrom(self._type(name))
+        for value, kind in zip(model.graph.input, self._given(), strict=False):
+            self._declare(value, kind)
+        if node.op_type == SCAN:  # whose states have the same shapes before and after each step
+            for value, result in zip(model.graph.input[: state_count(node)], model.graph.output, strict=False):
+                result.type.CopyFrom(value.type)
+        while True:
+            self.graph = Graph(copied(model), plain=outer.plain, taken=outer.taken)
+            if not self._states_changed(model.graph):
+                break
 
     def restore(self) -> None:
         """Write the graph into the node, as it is in its message."""
@@ -99,86 +109,6 @@ class Enclosed:
 
     def _told(self, sizes: Sizes | None) -> Sizes | None:
         return None if sizes is None else [None if size in self.made else size for size in sizes]
-
-
-def declared_sizes(values: Iterable[onnx.ValueInfoProto]) -> Iterator[onnx.TensorShapeProto.Dimension]:
-    """The sizes in the types of tensors and of sequences of tensors."""
-    for value in values:
-        for tensor in (value.type.tensor_type, value.type.sequence_type.elem_type.tensor_type):
-            yield from tensor.shape.dim
-
-
-def enclosed(outer: Graph, node: onnx.NodeProto, body: onnx.GraphProto) -> Enclosed:
-    """A body of a node of the graph `outer` as a model of its own."""
-    return _Enclosing(outer, node, body).run()
-
-
-def in_bodies(graph: Graph, change: Callable[[Graph], Graph | None]) -> None:
-    """Change the bodies of all nodes of a graph, each as a graph of its own.
-
-    change: it changes a graph in place, or returns a new one.
-    """
-    for place in [place for place, node in enumerate(graph.nodes()) if has_bodies(node)]:
-        node = list(graph.nodes())[place]
-        insides = [enclosed(graph, node, body) for body in subgraphs(node)]
-        for inside in insides:
-            inside.graph = change(inside.graph) or inside.graph
-            inside.graph.commit()
-            inside.restore()
-        declared = [inside.declare_results() for inside in insides]
-        if any(declared):
-            graph.refresh()
-        else:
-            graph.index()
-
-
-@dataclass
-class _Enclosing:
-    """The way from a body to a model: sizes of states are assumed to stay, until the body is seen to change them."""
-
-    outer: Graph
-    node: onnx.NodeProto
-    body: onnx.GraphProto
-    steady: set[str] = field(default_factory=set)
-    made: set[str] = field(default_factory=set)
-
-    def run(self) -> Enclosed:
-        names = list(dict.fromkeys(read_from_outside(self.body)))
-        model = copied_without(self.outer.model, "graph")
-        model.graph.CopyFrom(self.body)
-        model.graph.name = self.body.name or "body"
-        # Remove the names of sizes that only the body has: they may stand for another size in each turn.
-        known = {size.dim_param for value in self.outer.graph.input for size in value.type.tensor_type.shape.dim}
-        for size in declared_sizes([*model.graph.input, *model.graph.output, *model.graph.value_info]):
-            if size.HasField("dim_param") and size.dim_param not in known:
-                size.Clear()
-        for name in names:
-            self._from_outside(model.graph, name)
-        for value, kind in zip(model.graph.input, self._given(), strict=False):
-            self._declare(value, kind)
-        if self.node.op_type == SCAN:  # whose states have the same shapes before and after each step
-            for value, result in zip(model.graph.input[: state_count(self.node)], model.graph.output, strict=False):
-                result.type.CopyFrom(value.type)
-        while True:
-            graph = Graph(copied(model), plain=self.outer.plain, taken=self.outer.taken)
-            if not self._states_changed(model.graph, graph):
-                return Enclosed(
-                    self.outer,
-                    self.node,
-                    self.body,
-                    graph,
-                    frozenset(names),
-                    frozenset(self.steady),
-                    frozenset(self.made),
-                )
-
-    def _from_outside(self, graph: onnx.GraphProto, name: str) -> None:
-        constant = self.outer.constant(name)
-        if constant is not None and constant.size <= LARGE:
-            graph.initializer.append(numpy_helper.from_array(constant, name))
-            return
-        value = graph.input.add(name=name)
-        value.type.CopyFrom(self._type(name))
 
     def _given(self) -> list[TypeProto]:
         """The types of the body's inputs, as those of the node tell them."""
@@ -226,24 +156,30 @@ class _Enclosing:
             kind = value.type if value.type.HasField("sequence_type") else kind
         value.type.CopyFrom(kind)
 
-    def _states_changed(self, graph: onnx.GraphProto, found: Graph) -> bool:
+    def _states_changed(self, graph: onnx.GraphProto) -> bool:
         """Whether the body changes the sizes of a state, which are then forgotten in `graph`."""
         if self.node.op_type != LOOP:
             return False
-        changed, first, states = False, FIRST_STATE[LOOP], state_count(self.node)
+        changed, first, found = False, FIRST_STATE[LOOP], self.graph
         results = graph.output[1:]  # behind the condition
-        for value, result in zip(graph.input[first : first + states], results[:states], strict=False):
-            changed |= self._filled(value, result.name, found)
-            sizes = found.sizes(value.name)
-            joined = self._joined(value.name, sizes, found.sizes(result.name))
-            if sizes is not None and sizes != joined:
+        for value, result in zip(graph.input[first : first + state_count(self.node)], results, strict=False):
+            changed |= self._filled(value, result.name)
+            before, after = found.sizes(value.name), found.sizes(result.name)
+            if before is None:
+                continue
+            joined: Sizes | None = None
+            if after is not None and len(before) == len(after):  # a size that differs gets a name of its own
+                pairs = enumerate(zip(before, after, strict=True))
+                joined = [a if a == b and a is not None else self._named(None, value.name, i) for i, (a, b) in pairs]
+            if before != joined:
                 value.type.CopyFrom(helper.make_tensor_type_proto(found.element_type(value.name) or 0, joined))
                 changed = True
         return changed
 
-    def _filled(self, value: onnx.ValueInfoProto, result: str, found: Graph) -> bool:
+    def _filled(self, value: onnx.ValueInfoProto, result: str) -> bool:
         """Declare the sizes of the tensors in a sequence that is empty at first, if each turn inserts equal ones."""
-        kind, first = found.sequence(value.name), self.node.input[self._state(value.name)]
+        found, place = self.graph, [each.name for each in self.body.input].index(value.name)
+        kind, first = found.sequence(value.name), self.node.input[place]
         if kind is None or found.sizes_in_sequence(value.name) is not None:
             return False
         inserted, node = list[Sizes | None](), found.maker(result, "SequenceInsert", "Identity")
@@ -259,15 +195,33 @@ class _Enclosing:
         value.type.CopyFrom(sequence_type(kind, steady))
         return True
 
-    def _state(self, name: str) -> int:
-        return [each.name for each in self.body.input].index(name)
 
-    def _joined(self, name: str, before: Sizes | None, after: Sizes | None) -> Sizes | None:
-        """The sizes that a state has before and after a turn; a size that differs gets a name of its own."""
-        if before is None or after is None or len(before) != len(after):
-            return None
-        pairs = enumerate(zip(before, after, strict=True))
-        return [a if a == b and a is not None else self._named(None, name, axis) for axis, (a, b) in pairs]
+def declared_sizes(values: Iterable[onnx.ValueInfoProto]) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    """The sizes in the types of tensors and of sequences of tensors."""
+    for value in values:
+        for tensor in (value.type.tensor_type, value.type.sequence_type.elem_type.tensor_type):
+            yield from tensor.shape.dim
+
+
+def in_bodies(graph: Graph, change: Callable[[Graph], Graph | None]) -> None:
+    """Change the bodies of all nodes of a graph, each as a graph of its own.
+
+    change: it changes a graph in place, or returns a new one.
+    """
+    for place in [
+        place for place, node in enumerate(graph.nodes()) if node.op_type in (IF, LOOP, SCAN) and not domain_of(node)
+    ]:
+        node = list(graph.nodes())[place]
+        insides = [Enclosed(graph, node, body) for body in subgraphs(node)]
+        for inside in insides:
+            inside.graph = change(inside.graph) or inside.graph
+            inside.graph.commit()
+            inside.restore()
+        declared = [inside.declare_results() for inside in insides]
+        if any(declared):
+            graph.refresh()
+        else:
+            graph.index()
 
 
 def sequence_type(element_type: int, sizes: Sizes | None = None) -> TypeProto:
@@ -340,7 +294,8 @@ def hoist_constants(model: onnx.ModelProto, kept: Iterable[tuple[str, str]]) -> 
     own = {key: list(_constant_nodes(each)) for key, each in functions.items()}
     if not any(own.values()):
         return
-    taken = names_in(model.graph).union(*({*each.input, *_made_inside(each)} for each in functions.values()))
+    taken = names_in(model.graph).union(*(each.input for each in functions.values()))
+    taken.update(name for each in functions.values() for node in all_nodes(each.node) for name in node.output)
     needs: dict[Key, dict[str, None]] = {}
     for key, nodes in own.items():
         for node in nodes:
@@ -374,10 +329,6 @@ def _constant_nodes(function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
         tensor = constant_tensor(node)
         if tensor is not None and tensor.data_type in FLOATS and size_of(tensor) > 1:
             yield node
-
-
-def _made_inside(function: onnx.FunctionProto) -> Iterator[str]:
-    return (name for node in all_nodes(function.node) for name in node.output)
 
 
 def _key(function: onnx.FunctionProto) -> Key:

@@ -45,37 +45,40 @@ class Segments:
         self.forward = needed(nodes, forward)
         before = {id(node) for node in self.forward}
         self.backward = [node for node in nodes if id(node) not in before]
-        self._graph = graph
-        self._last_uses = _last_uses(self.forward)
-        saved = read_by(self.backward)
-        self._bytes = [sum(size_of(graph, name) for name in node.output if name in saved) for node in self.forward]
-        ends = self._balanced(wanted) if isinstance(wanted, int) else self._after(wanted)
-        self.kept = frozenset(name for end in ends for name in self._crossing(end))
+        made = {name: place for place, node in enumerate(self.forward, 1) for name in node.output if name}
+        last_uses = {name: place for place, node in enumerate(self.forward) for name in captured(node)}
+        if isinstance(wanted, int):
+            ends = self._balanced(graph, wanted, made, last_uses)
+        else:
+            lost = [name for name in wanted if name not in made]
+            if lost:
+                raise ValueError(
+                    f"{WHO}: no node between inputs and loss makes {' or '.join(map(repr, lost))}, "
+                    "expected names of values inside the model"
+                )
+            ends = sorted({made[name] for name in wanted} - {len(self.forward)})
+        crossing = (
+            name for end in ends for name, place in made.items() if place <= end and last_uses.get(name, -1) >= end
+        )
+        self.kept = frozenset(crossing)
         limits = [0, *ends, len(self.forward)]
         self.spans = list(pairwise(limits))
 
-    def _crossing(self, end: int) -> list[str]:
-        """The values that are made before a place and read behind it."""
-        made = (name for node in self.forward[:end] for name in node.output if name)
-        return [name for name in made if self._last_uses.get(name, -1) >= end]
-
-    def _after(self, names: Sequence[str]) -> list[int]:
-        """The places behind the nodes that make these values."""
-        places = {name: place for place, node in enumerate(self.forward, 1) for name in node.output if name}
-        lost = [name for name in names if name not in places]
-        if lost:
-            raise ValueError(
-                f"{WHO}: no node between inputs and loss makes {' or '.join(map(repr, lost))}, "
-                "expected names of values inside the model"
-            )
-        return sorted({places[name] for name in names} - {len(self.forward)})
-
-    def _balanced(self, count: int) -> list[int]:
+    def _balanced(self, graph: Graph, count: int, made: Mapping[str, int], last_uses: Mapping[str, int]) -> list[int]:
         """The places of the cuts: they divide the bytes that the backward part reads into about equal parts.
 
         Each place minimizes its distance in bytes from the equal part plus the bytes of the values that cross it.
         """
-        sums, crossing = [0, *accumulate(self._bytes)], self._crossing_bytes()
+        saved = read_by(self.backward)
+        sums = [0, *accumulate(sum(size_of(graph, x) for x in node.output if x in saved) for node in self.forward)]
+        changes = [0] * (len(self.forward) + 1)
+        for name, place in made.items():
+            last = last_uses.get(name, -1)
+            if last >= place:
+                size = size_of(graph, name)
+                changes[place] += size
+                changes[last + 1] -= size
+        crossing = list(accumulate(changes))
         targets = [sums[-1] * number / count for number in range(1, count)]
         places = range(1, len(self.forward))
         if not places:
@@ -83,24 +86,6 @@ class Segments:
         return sorted(
             {min(places, key=lambda place: crossing[place] + abs(sums[place] - target)) for target in targets}
         )
-
-    def _crossing_bytes(self) -> list[int]:
-        """For each place the bytes of the values that are made before it and read behind it."""
-        changes = [0] * (len(self.forward) + 1)
-        for place, node in enumerate(self.forward, 1):
-            for name in filter(None, node.output):
-                last = self._last_uses.get(name, -1)
-                if last >= place:
-                    size = size_of(self._graph, name)
-                    changes[place] += size
-                    changes[last + 1] -= size
-        for place in range(1, len(changes)):
-            changes[place] += changes[place - 1]
-        return changes
-
-
-def _last_uses(nodes: Sequence[onnx.NodeProto]) -> dict[str, int]:
-    return {name: place for place, node in enumerate(nodes) for name in captured(node)}
 
 
 def size_of(graph: Graph, name: str) -> int:
@@ -146,7 +131,13 @@ def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes, sorted topologically (Kahn 1962); where several may come next, the given order decides."""
     listed = list(nodes)
     makers = {name: place for place, node in enumerate(listed) for name in node.output if name}
-    waiting, followers = _edges(listed, makers)
+    waiting: list[int] = []  # for each node the number of nodes that it depends on
+    followers: list[list[int]] = [[] for _ in listed]
+    for place, node in enumerate(listed):
+        before = {makers[name] for name in captured(node) if name in makers}
+        waiting.append(len(before))
+        for each in before:
+            followers[each].append(place)
     ready = [place for place, count in enumerate(waiting) if not count]
     ordered = []
     while ready:
@@ -157,18 +148,6 @@ def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
             if not waiting[follower]:
                 heapq.heappush(ready, follower)
     return ordered
-
-
-def _edges(nodes: list[onnx.NodeProto], makers: Mapping[str, int]) -> tuple[list[int], list[list[int]]]:
-    """For each node the number of nodes that it depends on, and the places of the nodes that depend on it."""
-    waiting = [0] * len(nodes)
-    followers: list[list[int]] = [[] for _ in nodes]
-    for place, node in enumerate(nodes):
-        before = {makers[name] for name in captured(node) if name in makers}
-        waiting[place] = len(before)
-        for each in before:
-            followers[each].append(place)
-    return waiting, followers
 
 
 SUFFIX = "_recompute"
@@ -216,7 +195,14 @@ class _Segment:
 
         later: the values that later segments make.
         """
-        copied = self._copied()
+        needed = read_by(self.backward) - self.kept
+        copied = []
+        for node in reversed(self.inside):
+            is_special = _copier(node) is not _plain_copy and node.output[0] in needed
+            if needed.intersection(node.output) and (is_repeatable(node) or is_special):
+                copied.append(node)
+                needed |= set(captured(node)) - self.kept
+        copied.reverse()
         values = {name for node in copied for name in node.output if name and name not in self.kept}
         readers = [node for node in self.backward if values.intersection(captured(node))]
         token = _token(self.backward, readers, later)
@@ -229,18 +215,6 @@ class _Segment:
         _Gates(self.graph, token, self.new).close()
         return self.new
 
-    def _copied(self) -> list[onnx.NodeProto]:
-        """The nodes of the segment that have to run again."""
-        needed = read_by(self.backward) - self.kept
-        copied = []
-        for node in reversed(self.inside):
-            if needed.intersection(node.output) and (is_repeatable(node) or _copier(node) is not _plain_copy):
-                stays = not is_repeatable(node) and node.output[0] not in needed
-                if not stays:
-                    copied.append(node)
-                    needed |= set(captured(node)) - self.kept
-        return copied[::-1]
-
     def name(self, name: str) -> str:
         """The name of a value's recomputed copy, or its own name if it is not computed again."""
         return self.again.get(name, name)
@@ -252,9 +226,6 @@ class _Segment:
         self.again[name] = self.graph.free(f"{name}{SUFFIX}")
         self.graph.declare_like(self.again[name], name)
         return self.again[name]
-
-
-# --- copies of nodes ---
 
 
 def _plain_copy(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -305,17 +276,23 @@ def _copier(node: onnx.NodeProto) -> Copier:
     return COPIES.get((domain_of(node), node.op_type), _plain_copy)
 
 
-# --- waiting for a gradient ---
-
-
 def _token(backward: Sequence[onnx.NodeProto], readers: Sequence[onnx.NodeProto], later: set[str]) -> str | None:
     """The value that the recomputation of a segment waits for; None if there is none.
 
     It is the last value of the backward part that does not depend on the segment, if possible one that depends on later
     segments.
     """
-    after = _descendants(backward, readers)
-    behind = _descendants(backward, [node for node in backward if later.intersection(captured(node))])
+
+    def descendants(first: Iterable[onnx.NodeProto]) -> set[int]:
+        found, values = {id(node) for node in first}, set[str]()
+        for node in backward:
+            if id(node) in found or values.intersection(captured(node)):
+                found.add(id(node))
+                values.update(filter(None, node.output))
+        return found
+
+    after = descendants(readers)
+    behind = descendants(node for node in backward if later.intersection(captured(node)))
     needed = read_by(node for node in backward if id(node) in after)
     made = [
         (name, id(node) in behind)
@@ -326,16 +303,6 @@ def _token(backward: Sequence[onnx.NodeProto], readers: Sequence[onnx.NodeProto]
     ]
     late = [name for name, is_late in made if is_late] or [name for name, _ in made]
     return late[-1] if late else None
-
-
-def _descendants(nodes: Sequence[onnx.NodeProto], first: Iterable[onnx.NodeProto]) -> set[int]:
-    """The ids of the nodes in `first` and of all nodes that depend on them."""
-    found, values = {id(node) for node in first}, set()  # type: tuple[set[int], set[str]]
-    for node in nodes:
-        if id(node) in found or values.intersection(captured(node)):
-            found.add(id(node))
-            values.update(filter(None, node.output))
-    return found
 
 
 class _Gates:

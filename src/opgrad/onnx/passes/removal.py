@@ -13,7 +13,7 @@ from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import AMPLIFIED, FOLDED, Graph, constant_tensor, evaluate
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, names_of
 from opgrad.onnx.graph.nodes import attributes_of, leave_out_results, needed, read_by, registering, subgraphs
-from opgrad.onnx.graph.sizes import Sizes, Term, Terms, are_equal
+from opgrad.onnx.graph.sizes import Term, are_equal
 from opgrad.onnx.passes.patterns import at_each
 from opgrad.onnx.passes.sizes import Shapes, slice_limits, terms_of
 
@@ -37,25 +37,20 @@ unchanged = registering(TESTS)
 @at_each()
 def remove_no_ops(graph: Graph, node: onnx.NodeProto) -> bool:
     """Let the readers of a node that changes nothing read the node's input instead."""
-    by = _equal_input(graph, node) if _is_read(graph, node) else None
-    return by is not None and graph.alias(node.output[0], by)
+    test = TESTS.get(node.op_type)
+    if test is None or not node.input or not node.input[0] or not _is_read(graph, node):
+        return False
+    if test(graph, node):
+        return graph.alias(node.output[0], node.input[0])
+    neutral = {"Add": 0, "Mul": 1}.get(node.op_type)
+    is_second = neutral is not None and _is_neutral(graph, node.input[::-1], neutral)
+    return is_second and graph.alias(node.output[0], node.input[1])
 
 
 def _is_read(graph: Graph, node: onnx.NodeProto) -> bool:
     """Whether something reads the first result, and nothing reads another one."""
     needed = [bool(name) and (name in graph.kept or bool(graph.readers.get(name))) for name in node.output]
     return needed[:1] == [True] and not any(needed[1:])
-
-
-def _equal_input(graph: Graph, node: onnx.NodeProto) -> str | None:
-    """The input that equals the first result; None if there is none."""
-    test = TESTS.get(node.op_type)
-    if test is None or not node.input or not node.input[0]:
-        return None
-    if test(graph, node):
-        return node.input[0]
-    neutral = {"Add": 0, "Mul": 1}.get(node.op_type)
-    return node.input[1] if neutral is not None and _is_neutral(graph, node.input[::-1], neutral) else None
 
 
 def _sizes_stay(graph: Graph, node: onnx.NodeProto) -> bool:
@@ -105,14 +100,9 @@ def _tile(graph: Graph, node: onnx.NodeProto) -> bool:
 
 @unchanged("Expand")
 def _expand(graph: Graph, node: onnx.NodeProto) -> bool:
-    target = Shapes(graph)(node.input[1])
-    return _sizes_stay(graph, node) or (target is not None and _covers(terms_of(graph, node.input[0]), target))
-
-
-def _covers(sizes: Terms | None, target: Terms) -> bool:
-    """Whether broadcasting a value of these sizes to the target leaves its shape as it is."""
-    if sizes is None or len(target) > len(sizes):
-        return False
+    target, sizes = Shapes(graph)(node.input[1]), terms_of(graph, node.input[0])
+    if _sizes_stay(graph, node) or target is None or sizes is None or len(target) > len(sizes):
+        return _sizes_stay(graph, node)
     last = sizes[len(sizes) - len(target) :]
     return all(
         wanted == Term(1) or (wanted == own and own is not None) for own, wanted in zip(last, target, strict=True)
@@ -136,18 +126,13 @@ def _slice(graph: Graph, node: onnx.NodeProto) -> bool:
     limits, sizes = slice_limits(Shapes(graph), node), terms_of(graph, node.input[0])
     if limits is None or sizes is None:
         return False
-    return all(
-        start == Term(0) and step == Term(1) and end is not None and _reaches(end, sizes[axis])
-        for axis, start, end, step in limits
-    )
-
-
-def _reaches(end: Term, size: Term | None) -> bool:
-    """Whether the end of a slice is at or behind the end of the axis."""
-    if end == size:
-        return True
-    last, own = end.number, size.number if size is not None else None
-    return last is not None and (last >= np.iinfo(np.int32).max or (own is not None and last >= own))
+    for axis, start, end, step in limits:
+        size, last = sizes[axis], end.number if end is not None else None
+        own = size.number if size is not None else None
+        is_far = last is not None and (last >= np.iinfo(np.int32).max or (own is not None and last >= own))
+        if start != Term(0) or step != Term(1) or end is None or not (end == size or is_far):
+            return False
+    return True
 
 
 @unchanged("Pad")
@@ -224,15 +209,13 @@ def remove_dead(graph: Graph) -> bool:
     nodes = list(graph.nodes())
     kept = needed(nodes, graph.kept)
     read, places = read_by(kept).union(graph.kept), {id(node) for node in kept}
-    dead = [node for node in nodes if id(node) not in places]
-    for node in dead:
-        graph.substitute(node, [])
-    trimmed = [leave_out_results(node, read) for node in kept]
-    return _remove_initializers(graph, read) or bool(dead) or any(trimmed)
-
-
-def _remove_initializers(graph: Graph, read: set[str]) -> bool:
-    tensors, changed = graph.graph.initializer, False
+    changed = len(kept) < len(nodes)
+    for node in nodes:
+        if id(node) not in places:
+            graph.substitute(node, [])
+    for node in kept:
+        changed |= leave_out_results(node, read)
+    tensors = graph.graph.initializer
     for index in reversed(range(len(tensors))):
         if tensors[index].name not in read:
             del graph.initializers[tensors[index].name], tensors[index]
@@ -248,9 +231,20 @@ def share_nodes(graph: Graph) -> bool:
     first: dict[Hashable, onnx.NodeProto] = {}
     changed = False
     for node in list(graph.nodes()):
-        if is_repeatable(node):
-            own = first.setdefault(_key(node), node)
-            changed |= own is not node and _merge(graph, own, node)
+        own = first.setdefault(_key(node), node) if is_repeatable(node) else node
+        if own is node or graph.kept.intersection(node.output):
+            continue
+        for place, name in enumerate(node.output):
+            if not name:
+                continue
+            own.output.extend([""] * (place + 1 - len(own.output)))
+            if not own.output[place]:  # an optional result that the first one lacks
+                own.output[place] = graph.free(name)
+                graph.producers[own.output[place]] = own
+                graph.declare_like(own.output[place], name)
+            graph.alias(name, own.output[place])
+        graph.substitute(node, [])
+        changed = True
     return changed
 
 
@@ -269,54 +263,22 @@ def _key(node: onnx.NodeProto) -> Hashable:
     return domain_of(node), node.op_type, tuple(inputs), tuple(attributes)
 
 
-def _merge(graph: Graph, own: onnx.NodeProto, node: onnx.NodeProto) -> bool:
-    """Replace `node` by `own`, which computes the same; False if a result of it has a name that must stay."""
-    if graph.kept.intersection(node.output):
-        return False
-    for place, name in enumerate(node.output):
-        if name:
-            _result(graph, own, place, name)
-    graph.substitute(node, [])
-    return True
-
-
-def _result(graph: Graph, own: onnx.NodeProto, place: int, name: str) -> None:
-    """Let the readers of a value read a result of `own` instead; an optional result that it lacks is added."""
-    own.output.extend([""] * (place + 1 - len(own.output)))
-    if own.output[place]:
-        graph.alias(name, own.output[place])
-    else:
-        own.output[place] = graph.free(name)
-        graph.producers[own.output[place]] = own
-        graph.declare_like(own.output[place], name)
-        graph.alias(name, own.output[place])
-
-
 def share_constants(graph: Graph) -> bool:
     """Keep only the first of equal initializers that are no parameters."""
     first: dict[Hashable, str] = {}
-    changed = False
-    own_state = {name for node in graph.nodes() if _keeps_state(graph, node) for name in node.input}
+    changed, apart = False, set(graph.kept)
+    for node in graph.nodes():  # which write into their inputs, or will do so in the training graph
+        is_norm = node.op_type == "BatchNormalization" and not domain_of(node)
+        if (domain_of(node) and facts_of(node).once) or (is_norm and trains(node, graph.opset)):
+            apart.update(node.input)
     for tensor in list(graph.graph.initializer):
-        if (
-            tensor.name in graph.kept
-            or tensor.name in own_state
-            or uses_external_data(tensor)
-            or tensor.ByteSize() > LARGEST_SHARED
-        ):
+        if tensor.name in apart or uses_external_data(tensor) or tensor.ByteSize() > LARGEST_SHARED:
             continue
         own = first.setdefault(_content(tensor), tensor.name)
         if own != tensor.name and tensor.name in graph.readers:
             graph.alias(tensor.name, own)
             changed = True
     return changed
-
-
-def _keeps_state(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether a node writes into its inputs, or will do so in the training graph."""
-    if domain_of(node):
-        return facts_of(node).once
-    return node.op_type == "BatchNormalization" and trains(node, graph.opset)
 
 
 def _content(tensor: onnx.TensorProto) -> Hashable:
@@ -345,17 +307,15 @@ def fold_constants(graph: Graph, node: onnx.NodeProto) -> bool:
     """Replace Constant nodes, and nodes whose inputs are all constants, by initializers."""
     if graph.kept.intersection(node.output) or any(subgraphs(node)):
         return False
-    tensors = _constant(node) if node.op_type == "Constant" else _computed(graph, node)
+    if node.op_type == "Constant":
+        tensor = constant_tensor(node)
+        tensors = None if tensor is None else {node.output[0]: copied(tensor)}
+        graph.room += 0 if tensor is None else AMPLIFIED * tensor.ByteSize()
+    else:
+        tensors = _computed(graph, node)
     if tensors is not None:
         graph.become_constants(node, tensors)
-        if node.op_type == "Constant":
-            graph.room += AMPLIFIED * sum(each.ByteSize() for each in tensors.values())
     return tensors is not None
-
-
-def _constant(node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:
-    tensor = constant_tensor(node)
-    return None if tensor is None else {node.output[0]: copied(tensor)}
 
 
 def _computed(graph: Graph, node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:
@@ -390,36 +350,26 @@ def chain_sums(graph: Graph, node: onnx.NodeProto) -> bool:
     onnxruntime's Sum needs memory for its result while all of its inputs are in memory. An addition writes into its
     first input, and the memory of each other input is free as soon as it was added.
     """
-    if len(node.input) < 2 or _broadcasts(graph, node):
+    whole, sizes = graph.sizes(node.output[0]), [graph.sizes(name) for name in node.input]
+    if len(sizes) < 2:
         return False
-    graph.substitute(node, _additions(graph, node))
-    return True
-
-
-def _broadcasts(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether one of more than two inputs is known to be broadcast; of two inputs an addition broadcasts as well."""
-    whole = graph.sizes(node.output[0])
-    sizes = [graph.sizes(name) for name in node.input]
-    return len(sizes) > 2 and (whole is None or any(each is not None and _differ(each, whole) for each in sizes))
-
-
-def _differ(one: Sizes, other: Sizes) -> bool:
-    """Whether two shapes are known to differ."""
-    pairs = zip(one, other, strict=False)
-    return len(one) != len(other) or any(a != b and None not in (a, b) for a, b in pairs)
-
-
-def _additions(graph: Graph, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    if len(sizes) > 2:  # of two inputs an addition broadcasts as well
+        for each in sizes:
+            if whole is None or (each is not None and len(each) != len(whole)):
+                return False
+            if any(a != b and None not in (a, b) for a, b in zip(each or (), whole, strict=False)):
+                return False
     total, additions = node.input[0], []
-    equal = all(are_equal(graph.sizes(name), graph.sizes(node.output[0])) for name in node.input)
+    equal = all(are_equal(each, whole) for each in sizes)
     for name in node.input[1:-1]:
         part = graph.free(f"{node.output[0]}/part")
         if equal:
             graph.declare_like(part, node.output[0])
         additions.append(graph.node("Add", [total, name], [part]))
         total = part
-    last = helper.make_node("Add", [total, node.input[-1]], node.output, node.name)
-    return [*additions, last]
+    additions.append(helper.make_node("Add", [total, node.input[-1]], node.output, node.name))
+    graph.substitute(node, additions)
+    return True
 
 
 @at_each("Transpose")

@@ -188,14 +188,15 @@ def _sum(a: Term, b: Term, sign: int) -> Term | None:
     return a if b == Term(0) else b if a == Term(0) and sign > 0 else None
 
 
-rule("Equal")(lambda shapes, node: _each(shapes, node, _same_size))
+@rule("Equal")
+def _equal(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+    def same(a: Term, b: Term) -> Term | None:
+        if not a.names and not b.names:
+            return Term(int(a.factor == b.factor))
+        negative = any(not each.names and each.factor < 0 for each in (a, b))
+        return Term(0) if negative and min(a.factor, b.factor) < 0 < max(a.factor, b.factor) else None
 
-
-def _same_size(a: Term, b: Term) -> Term | None:
-    if not a.names and not b.names:
-        return Term(int(a.factor == b.factor))
-    negative = any(not each.names and each.factor < 0 for each in (a, b))
-    return Term(0) if negative and min(a.factor, b.factor) < 0 < max(a.factor, b.factor) else None
+    return _each(shapes, node, same)
 
 
 @rule("Where")
@@ -217,9 +218,6 @@ def _filled(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
     return [Term(int(value.reshape(-1)[0]))] * math.prod(shape)
 
 
-# --- the pass ---------------------------------------------------------------------------------------------------------
-
-
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
 
@@ -227,39 +225,29 @@ def simplify_shapes(graph: Graph) -> bool:
     """Replace arrays of known sizes, and the shapes that Reshape reads, by initializers."""
     shapes, changed = Shapes(graph), False
     for node in list(graph.nodes()):
-        if domain_of(node):
+        if domain_of(node) or not node.output:
             continue
-        if node.op_type == "Where" and _chosen(graph, shapes, node):
-            changed = True
-        elif node.op_type in RULES and len(node.output) == 1:
-            changed |= _value(graph, shapes, node)
+        name, found = node.output[0], None
+        sizes = graph.sizes(name)
+        if node.op_type == "Where" and graph.readers.get(name):
+            found = shapes(name)
+        if found is not None and None not in found:  # one of its operands, if it holds the same sizes
+            equal = [each for each in node.input[1:] if shapes(each) == found and graph.sizes(each) is not None]
+            same = [each for each in equal if len(graph.sizes(each) or ()) == len(sizes or ())]
+            if same and graph.alias(name, same[0]):
+                changed = True
+                continue
+        dtype, is_small = graph.element_type(name), sizes is not None and len(sizes) < 2
+        is_result = node.op_type in RULES and len(node.output) == 1 and name not in graph.kept
+        if is_result and dtype in INTEGERS and is_small:
+            known = numbers(shapes(name))
+            if known is not None:
+                array = np.array(known if sizes else known[0], helper.tensor_dtype_to_np_dtype(dtype))
+                graph.become_constants(node, {name: numpy_helper.from_array(array)})
+                changed = True
         elif node.op_type == "Reshape":
             changed |= _target(graph, shapes, node)
     return changed
-
-
-def _value(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
-    """Replace a node whose result is known."""
-    name = node.output[0]
-    kind, sizes = graph.element_type(name), graph.sizes(name)
-    if name in graph.kept or kind not in INTEGERS or sizes is None or len(sizes) > 1:
-        return node.op_type == "Reshape" and _target(graph, shapes, node)
-    found = numbers(shapes(name))
-    if found is None:
-        return False
-    array = np.array(found if sizes else found[0], helper.tensor_dtype_to_np_dtype(kind))
-    graph.become_constants(node, {name: numpy_helper.from_array(array)})
-    return True
-
-
-def _chosen(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
-    """Replace the result of Where by one of its operands, if both hold the same sizes."""
-    found = shapes(node.output[0])
-    if found is None or None in found or not graph.readers.get(node.output[0]):
-        return False
-    equal = [name for name in node.input[1:] if shapes(name) == found and graph.sizes(name) is not None]
-    same = [name for name in equal if len(graph.sizes(name) or ()) == len(graph.sizes(node.output[0]) or ())]
-    return bool(same) and graph.alias(node.output[0], same[0])
 
 
 def _target(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
@@ -299,7 +287,9 @@ def split_parts(graph: Graph) -> bool:
         parts = [part for node in graph.readers[name] if (part := _part(graph, shapes, node, name)) is not None]
         for axis in sorted({part.axis for part in parts}):
             chosen = sorted((part for part in parts if part.axis == axis), key=lambda part: part.start)
-            if len(chosen) > 1 and _is_whole(graph, name, chosen):
+            ends, starts = [0, *(each.end for each in chosen)], [each.start for each in chosen]
+            is_whole = ends == [*starts, (graph.sizes(name) or [])[axis]]
+            if len(chosen) > 1 and is_whole and all(each.start < each.end for each in chosen):
                 _write(graph, name, chosen)
                 changed = True
                 break
@@ -335,14 +325,6 @@ def _place(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> tuple[int, int
     if len(numbers) < 3 or None in numbers or numbers[2] != 1:
         return None
     return axis, numbers[0] or 0, numbers[1] or 0
-
-
-def _is_whole(graph: Graph, name: str, parts: list[AxisPart]) -> bool:
-    """Whether sorted parts cover a value, each element once."""
-    size = (graph.sizes(name) or [])[parts[0].axis]
-    ends = [0, *(part.end for part in parts)]
-    starts = [*(part.start for part in parts), size]
-    return ends == starts and all(part.start < part.end for part in parts)
 
 
 def _write(graph: Graph, name: str, parts: list[AxisPart]) -> None:

@@ -17,3 +17,6 @@ from opgrad.onnx.plain import (  # noqa: F401
     resize,
     rotary,
 )
+from opgrad.onnx.plain.lowering import FORMS, NOT_LOWERED, lower  # noqa: F401
+
+LOWERED = tuple(sorted(name for _, name in FORMS))

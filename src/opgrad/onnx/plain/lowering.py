@@ -169,8 +169,7 @@ NOT_LOWERED: Mapping[str, str] = {
     },
     **{f"GistPack{kind}coder": _PACKED for kind in ("16En", "16De", "Msfp15En", "Msfp15De")},
 }
-LOWERED = tuple(sorted(name for _, name in FORMS))
-# The operators of LOWERED that stock onnxruntime has on the CPU.
+# The operators with a form that stock onnxruntime has on the CPU.
 STOCK = ("BiasGelu", "FastGelu", "FusedMatMul", "Gelu", "QuickGelu", "SimplifiedLayerNormalization")
 
 
@@ -181,7 +180,7 @@ def lower(
 
     model: an onnx.ModelProto, which is not changed, the bytes of one, or the path of a file. Data outside the file
         stays there; save the result in the same folder.
-    operators: names of the operators to lower, of LOWERED; None: all that stock onnxruntime lacks.
+    operators: names of the operators to lower, of `opgrad.onnxruntime.LOWERED`; None: all that stock onnxruntime lacks.
 
     Returns the new model. Operators of other names are left alone. What the originals wrote into their inputs (the
     sum of InPlaceAccumulatorV2, running statistics of BatchNormInternal, parameters and moments of the optimizers)
@@ -201,14 +200,15 @@ def lower(
 
 def _names(operators: Collection[str] | None) -> frozenset[str]:
     """The operators to lower or to complain about."""
+    lowered = {name for _, name in FORMS}
     if operators is None:
-        return frozenset(LOWERED) - frozenset(STOCK) | NOT_LOWERED.keys()
+        return frozenset(lowered) - frozenset(STOCK) | NOT_LOWERED.keys()
     if isinstance(operators, str):
         raise TypeError(f"lower: operators is of type str, expected a collection of names such as [{operators!r}]")
     for name in operators:
         if name in NOT_LOWERED:
             raise NotImplementedError(f"lower: {name} has no form of plain operators: {NOT_LOWERED[name]}")
-        if name not in LOWERED:
+        if name not in lowered:
             raise ValueError(f"lower: operators has {name!r}, expected names of opgrad.onnxruntime.LOWERED")
     return frozenset(operators)
 

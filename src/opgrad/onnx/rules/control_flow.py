@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.onnx.graph.formulas import GraphBody, Value
+from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import FLOATS, copied, keep
 from opgrad.onnx.graph.nodes import captured, needed, read_by, rename, subgraphs
-from opgrad.onnx.graph.subgraphs import declared_sizes, enclosed, sequence_type
+from opgrad.onnx.graph.subgraphs import Enclosed, declared_sizes, sequence_type
 from opgrad.onnx.passes.removal import is_repeatable
 from opgrad.onnx.rules.node import Gradients, Node, NoGradient, filled_like, gradient, zero_tensors
 
@@ -25,8 +25,13 @@ class BodyGradient:
 
     def __init__(self, node: Node, body: onnx.GraphProto):
         self.node = node
-        _make_outputs(body, node.body)
-        self._enclosed = enclosed(node.forward, node.proto, body)
+        made, seen = {name for each in body.node for name in each.output}, set[str]()
+        for output in body.output:  # a node of the body makes each of them, and each is another value
+            if output.name in seen or output.name not in made:
+                source, output.name = output.name, node.body.free(f"{output.name}_result")
+                body.node.append(helper.make_node("Identity", [source], [output.name], f"{output.name}/Identity"))
+            seen.add(output.name)
+        self._enclosed = Enclosed(node.forward, node.proto, body)
         self.forward, self.outside = self._enclosed.graph, self._enclosed.outside
         self.body, self.reads = node.body.beside(), node.body.beside()
         self.body.scope(f"{node.proto.name or node.proto.op_type}_Grad/body")
@@ -61,8 +66,6 @@ class BodyGradient:
         value = self.value(like)
         return Value(self.body, self.body.free(f"{like}_{what}"), element_type or value.element_type, value.sizes)
 
-    # --- what is read from the forward body ---
-
     def read_values(self, results: Sequence[Value]) -> list[str]:
         """The values of the forward body that its gradient reads and that have to be kept for it.
 
@@ -72,40 +75,33 @@ class BodyGradient:
         self._results = results
         self.body.keep([each.name for each in results])
         own = {*self.inputs, *(name for node in self._nodes() for name in node.output if name)}
-        self._keep_sizes(own)
-        read = [*dict.fromkeys(name for node in self.body.nodes for name in captured(node))]
-        read += [each.name for each in results if each.name not in read]
-        self._copy_constants(read)
-        own.update(name for node in self._added for name in node.output)
-        return [name for name in read if name in own and self.forward.constant(name) is None]
-
-    def _nodes(self) -> list[onnx.NodeProto]:
-        return [*self.forward.nodes(), *self._added]
-
-    def _keep_sizes(self, own: set[str]) -> None:
-        """Let the forward body compute the sizes of its own values, where the gradient reads nothing else of them."""
+        # The forward body computes the sizes of its own values, where the gradient reads nothing else of them.
         others = read_by(node for node in self.body.nodes if node.op_type not in SIZES)
-        moved = [
-            node
-            for node in self.body.nodes
-            if node.op_type in SIZES and node.input[0] in own and node.input[0] not in others
-        ]
+        moved, stay = list[onnx.NodeProto](), list[onnx.NodeProto]()
+        for node in self.body.nodes:
+            is_moved = node.op_type in SIZES and node.input[0] in own and node.input[0] not in others
+            (moved if is_moved else stay).append(node)
         for node in moved:
             sizes = self.forward.sizes(node.input[0])
             whole = node.op_type == "Shape" and not node.attribute
             rank = [] if node.op_type == "Size" else [len(sizes)] if whole and sizes is not None else None
             self.forward.declare(node.output[0], TensorProto.INT64, rank)
         self._added += moved
-        self.body.nodes = [node for node in self.body.nodes if all(node is not each for each in moved)]
-
-    def _copy_constants(self, names: Sequence[str]) -> None:
-        for name in names:
+        self.body.nodes = stay
+        read = [*dict.fromkeys(name for node in self.body.nodes for name in captured(node))]
+        read += [each.name for each in results if each.name not in read]
+        for name in read:
             if name in self.outside:
                 continue
             if name in self.forward.initializers:
                 self.rename({name: self.body.tensor(_unnamed(self.forward.initializers[name])).name})
             elif (constant := self.forward.constant(name)) is not None:
                 self.rename({name: self.body.constant(constant).name})
+        own.update(name for node in self._added for name in node.output)
+        return [name for name in read if name in own and self.forward.constant(name) is None]
+
+    def _nodes(self) -> list[onnx.NodeProto]:
+        return [*self.forward.nodes(), *self._added]
 
     def hoist(self, names: Sequence[str]) -> list[str]:
         """Compute what depends on values from outside alone once before the gradient; returns the other names."""
@@ -140,8 +136,6 @@ class BodyGradient:
             return False
         return all(isinstance(size, int) or size in steady for size in sizes)
 
-    # --- the bodies ---
-
     def add(self, node: onnx.NodeProto) -> None:
         """Append a node to the forward body."""
         self._added.append(node)
@@ -171,10 +165,9 @@ class BodyGradient:
         dtype = self.element_type(name)
         if self.forward.sequence(name):
             return helper.make_value_info(name, sequence_type(dtype))
-        return helper.make_tensor_value_info(name, dtype, self.fixed_sizes(name))
+        return helper.make_tensor_value_info(name, dtype, self._fixed_sizes(name))
 
-    def fixed_sizes(self, name: str) -> list[int | None] | None:
-        """The sizes of a value that are numbers."""
+    def _fixed_sizes(self, name: str) -> list[int | None] | None:
         sizes = self.forward.sizes(name)
         return None if sizes is None else [size if isinstance(size, int) else None for size in sizes]
 
@@ -183,7 +176,7 @@ class BodyGradient:
 
         stacked: it has a row for each iteration. open_sizes: only the rank is that of the value.
         """
-        outer, dtype, sizes = self.node.forward, self.element_type(name), self.fixed_sizes(name)
+        outer, dtype, sizes = self.node.forward, self.element_type(name), self._fixed_sizes(name)
         sizes = [None] * len(sizes) if open_sizes and sizes is not None else sizes
         new = self.body.free(f"{name}_kept")
         if self.forward.sequence(name):
@@ -241,27 +234,22 @@ def _unnamed(tensor: TensorProto) -> TensorProto:
     return copy
 
 
-def _make_outputs(body: onnx.GraphProto, names: GraphBody) -> None:
-    """Let a node of the body make each of its outputs, and each output be another value."""
-    made, seen = {name for node in body.node for name in node.output}, set[str]()
-    for output in body.output:
-        if output.name in seen or output.name not in made:
-            source, output.name = output.name, names.free(f"{output.name}_result")
-            body.node.append(helper.make_node("Identity", [source], [output.name], f"{output.name}/Identity"))
-        seen.add(output.name)
-
-
 @gradient("If", constant=(0,))
 def choice(node: Node) -> Gradients:
     """dx = that of the branch which was taken; 0 where it does not read x."""
     insides = [BodyGradient(node, body) for body in subgraphs(node.proto)]
     places = sorted(node.needed)
-    found = [_branch(node, inside, [node.names[place] for place in places]) for inside in insides]
-    reached = [index for index in range(len(places)) if any(each[index] is not None for each in found)]
+    found = []
+    for inside in insides:
+        dys = [each and Value(inside.body, each.name, each.element_type, each.sizes) for each in node.dys]
+        seeds = {name: dy for name, dy in zip(inside.outputs, dys, strict=False) if dy is not None}
+        wanted = [node.names[place] for place in places if node.names[place] in inside.outside]
+        found.append(inside.differentiate(seeds, wanted))
+    reached = [place for place in places if any(each.get(node.names[place]) is not None for each in found)]
     if not reached:
         return None
     results = [
-        [given[index] or _zeros(node, inside, places[index]) for index in reached]
+        [given.get(node.names[place]) or _zeros(node, inside, place) for place in reached]
         for inside, given in zip(insides, found, strict=True)
     ]
     for inside, given in zip(insides, results, strict=True):
@@ -269,28 +257,13 @@ def choice(node: Node) -> Gradients:
     for inside in insides:
         inside.restore()
     graphs = [inside.gradient_body([], given) for inside, given in zip(insides, results, strict=True)]
-    branches = {each.name: graph for each, graph in zip(_branches(node.proto), graphs, strict=True)}
+    names = [each.name for each in node.proto.attribute if each.type == onnx.AttributeProto.GRAPH]
+    branches = dict(zip(names, graphs, strict=True))
     values = node.body.nodes_of("If", len(reached), node.required(0), **branches)
     gradients: list[Value | None] = [None] * len(node.names)
-    for index, value, like in zip(reached, values, results[0], strict=True):
-        gradients[places[index]] = Value(node.body, value.name, like.element_type)
+    for place, value, like in zip(reached, values, results[0], strict=True):
+        gradients[place] = Value(node.body, value.name, like.element_type)
     return gradients
-
-
-def _branches(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
-    return [each for each in node.attribute if each.type == onnx.AttributeProto.GRAPH]
-
-
-def _branch(node: Node, inside: BodyGradient, names: list[str]) -> list[Value | None]:
-    """The gradients of values from outside by one branch; None for a value without one."""
-    seeds = {
-        name: Value(inside.body, dy.name, dy.element_type, dy.sizes)
-        for name, dy in zip(inside.outputs, node.dys, strict=False)
-        if dy is not None
-    }
-    wanted = [name for name in names if name in inside.outside]
-    found = inside.differentiate(seeds, wanted)
-    return [found.get(name) for name in names]
 
 
 def _zeros(node: Node, inside: BodyGradient, place: int) -> Value:

@@ -61,21 +61,15 @@ class Iterations:
         self.step = Value(inside.body, step, TensorProto.INT64, [])
         self._sequences = list(node.proto.input[states:]) if elements else []
         self._outputs = list(node.proto.output[states:])
-        self.count = self._count()
+        if elements:
+            whole, axis = node.required(states), self.axis(elements[0], "input", 0)
+            self.count = whole.shape(axis, axis + 1).scalar()
+        else:
+            if not self._outputs:
+                self._outputs.append(self._stack(inside.inputs[0]))
+                self.rows.append(inside.inputs[0])
+            self.count = Value(node.body, self._outputs[0]).shape(0, 1).scalar()
         self.index = inside.reads.node("Sub", self.count - 1, self.step)
-
-    def _count(self) -> Value:
-        """The number of iterations, an int64 of shape ()."""
-        if self.elements:
-            whole, axis = self.node.required(self._states), self.axis(self.elements[0], "input", 0)
-            return whole.shape(axis, axis + 1).scalar()
-        if not self._outputs:
-            counter = self.inside.inputs[0]
-            self._outputs.append(self._stack(counter))
-            self.rows.append(counter)
-        return Value(self.node.body, self._outputs[0]).shape(0, 1).scalar()
-
-    # --- rows ---
 
     def axis(self, name: str, of: str, place: int) -> int:
         """The axis of the steps of an input or output; name: that of one step's part in the body."""
@@ -89,8 +83,6 @@ class Iterations:
         index = self.step if is_reversed(self.node.proto, of, place) else self.index
         found = reads.node("Gather", Value(reads, whole, value.element_type), index, axis=self.axis(name, of, place))
         return Value(self.inside.body, found.name, value.element_type, value.sizes)
-
-    # --- what is kept ---
 
     def keep_what_is_read(self, results: list[Value]) -> None:
         """Keep the values of the forward body that its gradient reads, and let it read them at its iteration."""
@@ -107,16 +99,10 @@ class Iterations:
         if name in self.rows:
             place = self.rows.index(name)
             return self.row(name, self._outputs[place], "output", place).name
-        if (row := self._row_from_outside(name)) is not None:
-            return row
-        return self._stacked(name) if self.inside.is_steady(name) else self._listed(name)
-
-    def _row_from_outside(self, name: str) -> str | None:
-        """The row of a value from outside that a Loop's body gathers, and that is read again instead of kept."""
         gather = self.inside.forward.maker(name, "Gather") if self.is_loop else None
-        if gather is None or gather.input[0] not in self.inside.outside or gather.input[1] != self.inside.inputs[0]:
-            return None
-        return self._gathered(gather.input[0], attributes_of(gather).get("axis", 0))
+        if gather is not None and gather.input[0] in self.inside.outside and gather.input[1] == self.inside.inputs[0]:
+            return self._gathered(gather.input[0], attributes_of(gather).get("axis", 0))  # read again instead of kept
+        return self._gathered(self._stack(name)) if self.inside.is_steady(name) else self._listed(name)
 
     def _gathered(self, whole: str, axis: int = 0) -> str:
         reads = self.inside.reads
@@ -131,9 +117,6 @@ class Iterations:
             if attribute.name in ("scan_output_directions", "scan_output_axes"):
                 attribute.ints.append(0)
         return new
-
-    def _stacked(self, name: str) -> str:
-        return self._gathered(self._stack(name))
 
     def _listed(self, name: str) -> str:
         """Keep the values of all iterations in a sequence."""
@@ -161,7 +144,9 @@ class Iterations:
         inside.forward.graph.initializer.extend(forward.initializers)
         for each in (start, count):
             inside.forward.declare(each.name, TensorProto.INT64, [])
-        first, several = (Value(reads, self._stacked(each.name), TensorProto.INT64, []) for each in (start, count))
+        first, several = (
+            Value(reads, self._gathered(self._stack(each.name)), TensorProto.INT64, []) for each in (start, count)
+        )
         return tensors_from(whole, first, several).name
 
     def _sequence_state(self, before: str, after: str, dtype: int) -> str:
@@ -222,7 +207,6 @@ class _LoopGradient:
     elements: the names of what a Scan's body gets of its sequences. given: those of the rows that the body gives.
     rows: those of what the body gives that have a gradient. active: the states that have one.
     parts: those of the values whose gradients are asked for.
-    summed: the indices of the other values from outside that have gradients.
     """
 
     def __init__(self, node: Node):
@@ -233,22 +217,22 @@ class _LoopGradient:
         self.before, self.elements = inputs[: self.count], inputs[self.count :]
         self.after, self.given = outputs[: self.count], outputs[self.count :]
         self.dys = [*node.dys, *[None] * (len(outputs) - len(node.dys))]
-        self._name_outputs(outputs)
-        self.iterations = Iterations(node, self.inside, self.elements, self.given, self.count)
-        self.rows = [index for index in range(len(self.given)) if self.dys[self.count + index] is not None]
-        self.parts = list(self._gathered() if self.iterations.is_loop else self._scanned())
-        self.active = self._active()
-        self.summed: list[int] = []
-
-    def _name_outputs(self, outputs: list[str]) -> None:
-        """Give a name to each result of the node that has none."""
-        node = self.node
         for place, name in enumerate(outputs):
             if place == len(node.proto.output):
                 node.proto.output.append("")
             if not node.proto.output[place]:
                 node.proto.output[place] = self.inside.named_result(name, stacked=place >= self.count)
         node.outputs = [node.value(name) for name in node.proto.output]
+        self.iterations = Iterations(node, self.inside, self.elements, self.given, self.count)
+        self.rows = [index for index in range(len(self.given)) if self.dys[self.count + index] is not None]
+        self.parts = [
+            _Part(place, name, self.iterations.axis(name, "input", index), is_reversed(node.proto, "input", index))
+            for index, name in enumerate(self.elements)
+            if (place := self.first + self.count + index) in node.needed
+        ]
+        if self.iterations.is_loop:
+            self.parts = list(self._gathered())
+        self.active = self._active()
 
     def _active(self) -> list[int]:
         """The states that depend on something asked for, and on which something depends that has a gradient."""
@@ -263,13 +247,6 @@ class _LoopGradient:
         changing = [one for one in states if self.first + one in node.needed or depends[one] & wanted]
         leading = [one for one in states if self.dys[one] is not None or self.before[one] in for_rows]
         return sorted(_reached(changing, read_by) & _reached(leading, read))
-
-    def _scanned(self) -> Iterable[_Part]:
-        first, proto = self.first + self.count, self.node.proto
-        for index, name in enumerate(self.elements):
-            if first + index in self.node.needed:
-                axis = self.iterations.axis(name, "input", index)
-                yield _Part(first + index, name, axis, is_reversed(proto, "input", index))
 
     def _gathered(self) -> Iterable[_Part]:
         """The rows that a Loop's body gathers by the number of the iteration, and reads nothing else of the value.
@@ -291,72 +268,52 @@ class _LoopGradient:
         """The gradients of the node's inputs, and behind them those of what the body reads from outside."""
         if not self.active and not self.rows:
             return None
-        body, iterations = self.inside.body, self.iterations
-        states = [self.inside.input("grad", self.after[place]) for place in self.active]
+        node, inside, body, iterations = self.node, self.inside, self.inside.body, self.iterations
+        states = [inside.input("grad", self.after[place]) for place in self.active]
         seeds = {self.after[place]: value for place, value in zip(self.active, states, strict=True)}
         for index in self.rows:
             dy = self.dys[self.count + index]
             assert dy is not None
             seeds[self.given[index]] = iterations.row(self.given[index], dy.name, "output", index)
-        sums, results = self._differentiated(seeds)
-        go_on = Value(body, body.free(f"{iterations.step.name}/go_on"), TensorProto.BOOL, [])
-        iterations.keep_what_is_read(results)
-        graph = self.inside.gradient_body([iterations.step, go_on, *states, *sums], [go_on, *results])
-        self.inside.restore()
-        return self._finished(graph, len(results))
-
-    def _differentiated(self, seeds: dict[str, Value]) -> tuple[list[Value], list[Value]]:
-        """The inputs of the gradient's body that hold sums, and the results of the body."""
-        node, inside = self.node, self.inside
-        outside = {place: name for place, name in enumerate(node.names) if place in node.needed}
         own_places = {part.place for part in self.parts} | set(range(len(node.proto.input)))
-        outside = {place: name for place, name in outside.items() if place not in own_places}
-        elements = [part.name for part in self.parts]
-        states = [self.before[place] for place in self.active]
-        found = inside.differentiate(seeds, [*states, *elements, *outside.values()])
-        own = [found[name] or self._zeros(name) for name in states]
-        self.summed = [place for place, name in outside.items() if found[name] is not None]
-        sums, totals = [], []
-        for place in self.summed:
+        outside = {place: name for place, name in enumerate(node.names) if place in node.needed - own_places}
+        before, elements = [self.before[place] for place in self.active], [part.name for part in self.parts]
+        found = inside.differentiate(seeds, [*before, *elements, *outside.values()])
+
+        def results_of(names: list[str]) -> list[Value]:
+            has_tensors = inside.forward.sequence
+            return [found[name] or inside.zeros(inside.value(name), bool(has_tensors(name))) for name in names]
+
+        results = results_of(before)
+        initial = [node.gradient(place) for place in self.active]
+        sums, summed = list[Value](), [place for place, name in outside.items() if found[name] is not None]
+        for place in summed:
             value, more = node.required(place), found[node.names[place]]
             assert more is not None
-            dtype = self._dtype_of_sum(value)
-            total = Value(inside.body, inside.body.free(f"{value.name}_sum"), dtype, value.sizes)
+            is_sequence = bool(node.forward.sequence(value.name))
+            dtype = value.element_type if value.element_type in FLOATS else TensorProto.FLOAT
+            if dtype is None or (dtype in HALVES and not is_sequence):  # in which sums of all iterations are inexact
+                dtype = TensorProto.FLOAT
+            total = Value(body, body.free(f"{value.name}_sum"), dtype, value.sizes)
             sums.append(total)
-            totals.append(added_tensors(total, more) if self._is_sequence(value) else total + more.like(total))
-        return sums, [*own, *totals, *(found[name] or self._zeros(name) for name in elements)]
-
-    def _zeros(self, name: str) -> Value:
-        return self.inside.zeros(self.inside.value(name), bool(self.inside.forward.sequence(name)))
-
-    def _is_sequence(self, value: Value) -> bool:
-        return bool(self.node.forward.sequence(value.name))
-
-    def _dtype_of_sum(self, value: Value) -> int:
-        """The type in which gradients of all iterations are summed: float32 for half precision."""
-        dtype = value.element_type if value.element_type in FLOATS else TensorProto.FLOAT
-        wide = dtype in HALVES and not self._is_sequence(value)
-        return TensorProto.FLOAT if wide or dtype is None else dtype
-
-    def _finished(self, graph: onnx.GraphProto, count: int) -> Gradients:
-        """The loop with the gradient's body, and the gradients that it gives."""
-        node, body = self.node, self.node.body
-        initial = [node.gradient(place) for place in self.active]
-        for place in self.summed:
-            value = node.required(place)
-            like = Value(body, "", self._dtype_of_sum(value))
-            is_sequence = self._is_sequence(value)
+            results.append(added_tensors(total, more) if is_sequence else total + more.like(total))
+            like = Value(node.body, "", dtype)
             initial.append(zero_tensors(value) if is_sequence else filled_like(value, 0, like))
-        always = body.constant(np.array(True))
-        found = body.nodes_of("Loop", count, self.iterations.count, always, *initial, body=graph)
-        results: list[Value | None] = [None] * len(node.names)
-        places = [*(self.first + place for place in self.active), *self.summed]
-        for place, value, like in zip(places, found, initial, strict=False):
+        results += results_of(elements)
+        go_on = Value(body, body.free(f"{iterations.step.name}/go_on"), TensorProto.BOOL, [])
+        iterations.keep_what_is_read(results)
+        graph = inside.gradient_body([iterations.step, go_on, *states, *sums], [go_on, *results])
+        inside.restore()
+        always = node.body.constant(np.array(True))
+        made = node.body.nodes_of("Loop", len(results), iterations.count, always, *initial, body=graph)
+        gradients: list[Value | None] = [None] * len(node.names)
+        places = [*(self.first + place for place in self.active), *summed]
+        for place, value, like in zip(places, made, initial, strict=False):
             if place in node.needed:
-                results[place] = Value(body, value.name, like.element_type)
-        for part, value in zip(self.parts, found[len(places) :], strict=True):
-            results[part.place] = self._whole(part, value)
-        return results
+                gradients[place] = Value(node.body, value.name, like.element_type)
+        for part, value in zip(self.parts, made[len(places) :], strict=True):
+            gradients[part.place] = self._whole(part, value)
+        return gradients
 
     def _whole(self, part: _Part, value: Value) -> Value:
         """The gradient of a value, from those of its parts in each iteration, the last first."""
