@@ -25,7 +25,7 @@ from opgrad.contract.signature import Operand, Problem
 from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.map import elementwise
-from opgrad.cpu.programs.elements import program
+from opgrad.cpu.programs.building import elementwise_program
 from opgrad.cpu.runtime.plan import plan_words, run_on
 from opgrad.cpu.runtime.threads import threads_for
 
@@ -54,7 +54,7 @@ class Copy:
         x, y = Operand(0, "float32"), Operand(1, "float32")
         operands = {"x": x, "y": y}
         problem = Problem(1, n, 1, operands, attributes={}, specs={}, orders={}, bytes=self.bytes)
-        copying = program(problem, COPY, "y", "x")
+        copying = elementwise_program(problem, COPY, "y", "x")
         self._parts = max(step.parts for step in copying.steps)
         self._plan = np.array(plan_words(copying), np.int64)
         self._operands = np.array([self.source.ctypes.data, self.target.ctypes.data])

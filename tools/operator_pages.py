@@ -15,12 +15,9 @@ SOURCES = Path("src/opgrad")
 PAGES = Path("docs/reference/operators")
 TITLES = {
     "several": "Any number of arrays",
-    "vocab_parallel": "Vocabulary-parallel cross-entropy",
-    "rotary": "Rotary embedding",
-    "distillation": "Distillation",
-    "sink": "Softmax with a sink",
-    "gated": "Gated linear units",
     "loss": "Losses of training graphs",
+    "indexing": "Gather and scatter",
+    "pooling": "Pooling and resizing",
 }
 # A docstring's formula, and what stands before and behind it.
 PARTS = re.compile(

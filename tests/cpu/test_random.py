@@ -9,7 +9,7 @@ from guards import Guarded
 from opgrad.cpu.compiler.decorators import kernel
 from opgrad.cpu.compiler.simd import Pointer
 from opgrad.cpu.kernels.dropout import keep_run
-from opgrad.ops.reference.random import keep_mask, keep_threshold, philox, philox_4x32
+from opgrad.ops.reference.dropout import keep_mask, keep_threshold, philox, philox_4x32
 
 WORD = 0xFFFFFFFF
 # Known answers of Random123 for philox4x32-10: counter, key, words.

@@ -7,12 +7,12 @@ from anew import dispatcher
 from samples import bits, call, sample
 
 import opgrad
-import opgrad.ops.reference.random
 from opgrad.cli.examples import examples, listed
 from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
 from opgrad.cpu.programs import layout
 from opgrad.cpu.runtime import program
 from opgrad.ops import graph_operators, loss_operators, operators
+from opgrad.ops.reference.dropout import keep_mask
 
 LINE = 64
 CALLS = {
@@ -62,7 +62,7 @@ def test_attributes(name, dtype, shape, rng, streaming):
 
 def test_mask(rng, streaming):
     x = rng.normal(size=(7, 300)).astype(np.float32)
-    kept = opgrad.ops.reference.random.keep_mask(x.shape, 0.5, 3, 4)
+    kept = keep_mask(x.shape, 0.5, 3, 4)
     for offset in range(LINE):
         memory, mask = placed(x.shape, np.dtype(bool), offset)
         opgrad.softmax(x, dropout=opgrad.Dropout(0.5, 3, 4, mask=True), out=(np.empty_like(x), mask))

@@ -9,7 +9,7 @@ from cuda_backend import call, check, forget, program, some
 pytest.importorskip("triton", reason="needs Triton")
 
 from opgrad.contract import DTYPES, FLOATS
-from opgrad.cuda import chunks, gather, sort
+from opgrad.cuda import indexing
 from opgrad.ops import operators
 
 GATHER, GATHER_GRAD = operators()["gather"], operators()["gather_grad"]
@@ -19,10 +19,10 @@ SIZE = 9  # of the axis that indices point into
 @pytest.fixture
 def lowered(monkeypatch):
     """Lower the limits, so that few indices take several passes and several levels of chunks."""
-    monkeypatch.setattr(gather, "FEW", 0)
-    monkeypatch.setattr(chunks, "CHUNK", 4)
-    monkeypatch.setattr(chunks, "PARTS", 4)
-    monkeypatch.setattr(sort, "PASSES", (sort.SortPasses(1 << 63, 16, 4),))
+    monkeypatch.setattr(indexing, "FEW", 0)
+    monkeypatch.setattr(indexing, "CHUNK", 4)
+    monkeypatch.setattr(indexing, "PARTS", 4)
+    monkeypatch.setattr(indexing, "PASSES", (indexing.SortPasses(1 << 63, 16, 4),))
     forget()
     yield
     monkeypatch.undo()

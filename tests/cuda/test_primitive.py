@@ -29,9 +29,8 @@ from cuda_primitive import WAYS, call_kernels, lower_limits, names
 import opgrad
 from opgrad import post_ops
 from opgrad.contract import DTYPES
-from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.dropout import Dropout, keep_mask
 from opgrad.ops.reference.primitive import TYPES
-from opgrad.ops.reference.random import keep_mask
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 

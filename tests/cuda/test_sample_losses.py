@@ -14,7 +14,7 @@ from cuda_backend import FROM_PTX, ON_GPU, call
 from sample_losses import LOSSES, OPTIONS, WITH_GRADIENT
 
 import opgrad
-import opgrad.cuda.sample_loss as kernels
+from opgrad.cuda import cross_entropy as kernels
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 SHAPES = {"short rows": (5, 33), "long rows, ends": (2, 301), "columns": (2, 7, 5)}

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="needs Triton")
 from cuda_backend import ON_GPU, address, some
 
 from opgrad.contract.signature import Operand
-from opgrad.cuda import sort as sorting
+from opgrad.cuda import indexing as sorting
 from opgrad.cuda.execute import ALIGNMENT, Compiled, Program, Space
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []

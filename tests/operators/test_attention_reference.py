@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from opgrad.ops import graph_operators
-from opgrad.ops.reference.random import keep_mask
+from opgrad.ops.reference.dropout import keep_mask
 
 OPERATORS = graph_operators()
 FORWARD, GRADIENT = OPERATORS["attention"].reference, OPERATORS["attention_grad"].reference

@@ -13,7 +13,6 @@ from opgrad.cli.examples import examples, listed
 from opgrad.cli.examples import expected as expected_of
 from opgrad.cli.examples.arrays import _convolution as convolved
 from opgrad.cpu.programs import convolution
-from opgrad.cpu.programs.convolution import window_steps
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.windows import axes
 
@@ -113,7 +112,7 @@ def test_windows_in_chunks_of_any_size(monkeypatch):
     example = LARGER["windows across images"]
     given = {k: v.astype("float32") if isinstance(v, np.ndarray) else v for k, v in example.arguments.items()}
     for size in (1, 1 << 13):
-        monkeypatch.setattr(window_steps, "CHUNK_BYTES", size)
+        monkeypatch.setattr(convolution, "CHUNK_BYTES", size)
         check_close(listed(dispatcher(OP)(**given)), expected_of(OP, given), example.terms)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import opgrad
-from opgrad.ops.reference.random import keep_mask
+from opgrad.ops.reference.dropout import keep_mask
 
 X = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
 MASK = np.array([[1, 0, 1, 1]] * 3, bool)

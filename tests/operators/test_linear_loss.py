@@ -11,7 +11,7 @@ from runtime_cases_packed import packed
 
 import opgrad
 from opgrad.contract import reference
-from opgrad.cpu.programs import linear_loss as programs
+from opgrad.cpu.programs import loss as programs
 from opgrad.gradients import gradients
 from opgrad.onnxruntime import InferenceSession, lower
 

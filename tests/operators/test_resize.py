@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 import opgrad
 from opgrad.cli.examples import expected
 from opgrad.ops import graph_operators
-from opgrad.ops.reference.resizing import COORDINATES, CROP, NEAREST_MODES
+from opgrad.ops.pooling import COORDINATES, CROP, NEAREST_MODES
 
 OP = graph_operators()["resize_grad"]
 FORMS = [{"mode": "nearest", "nearest_mode": each} for each in NEAREST_MODES]

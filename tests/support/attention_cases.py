@@ -11,7 +11,7 @@ import opgrad
 from opgrad.cli.examples.arguments import finfo, roundings, widened
 from opgrad.contract import reference
 from opgrad.contract.arrangement import sum_to
-from opgrad.ops.reference import attention as whole
+from opgrad.ops.reference import attending as whole
 
 OPTIONS = {
     "mask": None, "sink": None, "key_lengths": None, "cu_seqlens_q": None, "cu_seqlens_k": None, "seed": None,

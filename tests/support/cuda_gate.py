@@ -105,9 +105,9 @@ def _combinations(kind: Kind, groups: Sequence[Mapping[str, Any]]) -> set[Any]:
 @contextmanager
 def on(arch: int) -> Iterator[None]:
     """As if on a device of this architecture."""
-    from opgrad.cuda import execute, regimes, slices
+    from opgrad.cuda import execute, indexing, regimes
 
-    found, users = execute.Device(*DEVICES[arch]), (regimes, slices)
+    found, users = execute.Device(*DEVICES[arch]), (regimes, indexing)
     for module in users:
         module.device = lambda: found
     try:

@@ -3,7 +3,7 @@
 import numpy as np
 from lowering_cases import SINGLE, Case, normal
 
-from opgrad.ops.reference.resizing import resized_axes
+from opgrad.ops.pooling import resized_axes
 
 # --- convolution and pooling -----------------------------------------------------------------------------------------
 

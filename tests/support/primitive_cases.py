@@ -18,7 +18,7 @@ import opgrad
 from opgrad.contract import BYTES, DTYPES
 from opgrad.ops import operators
 from opgrad.ops.reference import post_ops
-from opgrad.ops.reference.random import keep_mask
+from opgrad.ops.reference.dropout import keep_mask
 from opgrad.post_ops import PostOp
 
 STEP = 16  # roundings in a post-op: a function of 2 ulp and a handful of operations

@@ -155,16 +155,20 @@ def test_shards_are_what_the_whole_is(tmp_path):
 # --- rules of operators that only graphs and layers have --------------------------------------------------------------
 
 
-def check_rules(family, name, **given):
+def check_rules(name, **given):
     """The whole results; every placement that DTensor may choose on a mesh of two gives their parts."""
-    from opgrad.torch.sharding import FAMILIES
+    from opgrad.torch.sharding import RULES
 
     operator = REGISTERED[name]
     given = {**operator.op.attributes, **dict.fromkeys(operator.op.inputs), **given}
     shapes = {key: tuple(each.shape) for key, each in given.items() if isinstance(each, torch.Tensor)}
     mesh = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 2))
     whole = listed(operator(*operator.arguments(given)))
-    rules = list(FAMILIES[family](operator.op, shapes, {**given, operator.names[0]: mesh, "q": mesh}))
+    rules = list(
+        RULES[operator.op.forward or operator.op.name](
+            operator.op, shapes, {**given, operator.names[0]: mesh, "q": mesh}
+        )
+    )
     assert rules
     for placements in rules:
         for part in range(2):
@@ -193,12 +197,12 @@ ROTARY = [
 def test_rules_of_rotary_embedding(shape, table, options):
     cos, sin = torch.rand(2, *table)
     for name, array in (("rotary_embedding", "x"), ("rotary_embedding_grad", "dy")):
-        check_rules("rotary", name, **{array: torch.randn(shape)}, cos_cache=cos, sin_cache=sin, **options)
+        check_rules(name, **{array: torch.randn(shape)}, cos_cache=cos, sin_cache=sin, **options)
 
 
 @pytest.mark.parametrize("mask", [None, (2, 4, 1, 6), (4, 5, 6)], ids=str)
 def test_rules_of_attention(mask):
     given = {"q": torch.randn(2, 4, 5, 8), "k": torch.randn(2, 2, 6, 8), "v": torch.randn(2, 2, 6, 8)}
     given |= {"mask": mask and torch.randn(mask), "scale": None, "causal": "", "dropout": 0.0, "seed": None}
-    y, lse = check_rules("attention", "attention", **given)
-    check_rules("attention", "attention_grad", dy=torch.randn_like(y), y=y, lse=lse, **given)
+    y, lse = check_rules("attention", **given)
+    check_rules("attention_grad", dy=torch.randn_like(y), y=y, lse=lse, **given)

@@ -9,7 +9,7 @@ import numpy as np
 from opgrad.call.arrays import public
 from opgrad.call.operators import softmax_divergence_and_grad
 from opgrad.contract.attributes import Array
-from opgrad.ops import sample_loss
+from opgrad.ops import cross_entropy as declared
 from opgrad.ops.reference.loss_options import (
     IGNORED,
     LossOptions,
@@ -109,7 +109,7 @@ def layer_gradients(
     return dx, dw, None if b is None else db
 
 
-sample_losses, sample_losses_and_grad = public(sample_loss.sample_losses), public(sample_loss.sample_losses_and_grad)
+sample_losses, sample_losses_and_grad = public(declared.sample_losses), public(declared.sample_losses_and_grad)
 
 
 class CrossEntropyOutput(NamedTuple):

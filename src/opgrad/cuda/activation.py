@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from opgrad.cuda.elements import operator
-from opgrad.cuda.functions import hyperbolic_tangent, logistic
+from opgrad.cuda.numbers import hyperbolic_tangent, logistic
 
 # --- the formulas --------------------------------------------------------------------------------------------------
 

@@ -4,28 +4,260 @@ Forward    read x, logit_scale, where | softmax | stats, saved, result_scale, dr
 Gradient   the same way back from dy, with the post-ops' inputs computed again from y | sums | logit_scale, write dx
 
 A tile is ROWS rows of BLOCK elements, as in opgrad.cuda.softmax; rows that no tile holds are gone over twice.
-A kernel is compiled for the operands' views (opgrad.cuda.views) and the names of the post-ops, so that features which
+A kernel is compiled for the operands' views and the names of the post-ops, so that features which
 a call does not use have no code in it. Scales are arguments of the kernel, as float64; so are the post-ops' constants.
 """
 
 import itertools
+import math
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from opgrad.contract.signature import Problem
+from opgrad.contract import Spec, arrangement
+from opgrad.contract.signature import Operand, Problem
+from opgrad.cuda import numbers as formats
 from opgrad.cuda.execute import Launch, Program
-from opgrad.cuda.numbers import MINUS_INFINITY, divide, exp
+from opgrad.cuda.numbers import MINUS_INFINITY, decoded, divide, encoded, exp
 from opgrad.cuda.post_ops import operand_slope, slope, value
-from opgrad.cuda.random import word_of, words_of_neighbours
-from opgrad.cuda.regimes import choose, power_of_2
-from opgrad.cuda.rows import LOOP, TILE, fold, no_rows, shift_for, tiles
-from opgrad.cuda.views import FORMAT, Views, offset_of, offset_of_rows, read, rows_of, tile, write
+from opgrad.cuda.regimes import WIDE, choose, power_of_2
+from opgrad.cuda.rows import LOOP, TILE, columns_from, fold, no_rows, samples_of, shift_for, tiles
+from opgrad.ops.reference.dropout import keep_threshold
 from opgrad.ops.reference.primitive import STATE, Applied, gradient_name
-from opgrad.ops.reference.random import keep_threshold
+
+# --- dropout: Philox 4x32-10 of each element's index, as `opgrad.ops.reference.dropout` defines it -------------------
+
+MULTIPLIER_A: tl.constexpr = tl.constexpr(0xD2511F53)
+MULTIPLIER_C: tl.constexpr = tl.constexpr(0xCD9E8D57)
+KEY_STEP_LOW: tl.constexpr = tl.constexpr(0x9E3779B9)
+KEY_STEP_HIGH: tl.constexpr = tl.constexpr(0xBB67AE85)
+ROUNDS: tl.constexpr = tl.constexpr(10)
+
+
+@triton.jit
+def lower(number):
+    """The lower 32 bits of 64."""
+    return number.to(tl.uint32)
+
+
+@triton.jit
+def upper(number):
+    """The upper 32 bits of 64."""
+    return (number.to(tl.uint64, bitcast=True) >> 32).to(tl.uint32)
+
+
+@triton.jit
+def philox(group, seed, offset):
+    """The four words for the counter (offset, group) and the key `seed`, each 64 bits, lower half first."""
+    low, high = lower(seed).to(tl.uint64), upper(seed).to(tl.uint64)
+    a, b = tl.zeros_like(lower(group)) + lower(offset), tl.zeros_like(lower(group)) + upper(offset)
+    c, d = lower(group), upper(group)
+    for step in tl.static_range(ROUNDS):
+        first, second = a.to(tl.uint64) * MULTIPLIER_A, c.to(tl.uint64) * MULTIPLIER_C
+        # Keys are added up in 64 bits: the interpreter warns of sums that wrap around.
+        a, b = upper(second) ^ b ^ lower(low + step * KEY_STEP_LOW), lower(second)
+        c, d = upper(first) ^ d ^ lower(high + step * KEY_STEP_HIGH), lower(first)
+    return a, b, c, d
+
+
+@triton.jit
+def word_of(place, seed, offset):
+    """The random word of each place, an int64."""
+    a, b, c, d = philox(place & -4, seed, offset)
+    which = place & 3
+    return tl.where(which < 2, tl.where(which == 0, a, b), tl.where(which == 2, c, d))
+
+
+@triton.jit
+def words_of_neighbours(group, seed, offset):
+    """The random words of rows of places, given those that begin groups of four neighbours: [rows, 4 * columns]."""
+    a, b, c, d = philox(group, seed, offset)
+    words = tl.join(tl.join(a, c), tl.join(b, d))
+    return tl.reshape(words, [group.shape[0], 4 * group.shape[1]])
+
+
+# --- views: where the elements of a tile lie in operands of any strides ----------------------------------------------
+#
+# Rows lie anywhere: an operand has loops of its own for the axes before, on and behind the reduced ones, as few as its
+# strides allow. A loop's size and stride are numbers that the kernel is given; how many there are it is compiled for.
+# An operand that does not move along one of the three is read once for all elements that differ in that alone.
+# Functions in kernels take the call, whose first items are the pointers and the numbers of its operands, the elements
+# of a tile (`at`), an operand's slot, and the constants of the kernel (`Constants`).
+
+# An operand's view: its format, then where its loops are among the numbers, and how many.
+FORMAT, OUTER, OUTER_LOOPS, ALONG, ALONG_LOOPS, INNER, INNER_LOOPS = map(tl.constexpr, range(7))
+ABSENT = (-1, 0, 0, 0, 0, 0, 0)
+
+FORMATS = {
+    "bool": formats.BOOL.value,
+    "float8_e5m2": formats.FLOAT8_E5M2.value,
+    "float8_e4m3fn": formats.FLOAT8_E4M3FN.value,
+}
+
+
+@triton.jit
+def rows_of(first, samples, inner, C: tl.constexpr):
+    """The rows of a tile, each [rows, 1]: their indices before and behind the reduced axes, and whether they exist."""
+    sample, exists = samples_of(first, samples, C.rows)
+    return (sample // inner)[:, None], (sample % inner)[:, None], exists[:, None]
+
+
+@triton.jit
+def tile(rows, start, n, C: tl.constexpr):
+    """The elements of a tile: its rows' indices, its columns, which of both exist, and the first column, `start`."""
+    k = columns_from(start, C.block, C.index)
+    return rows[0], rows[1], k, rows[2], k < n // C.vector * C.vector, tl.full([1, 1], start, C.index)
+
+
+@triton.jit
+def strided(index, numbers, FIRST: tl.constexpr, LOOPS: tl.constexpr):
+    """How far from the first element one lies whose index in these loops this is."""
+    distance = tl.zeros_like(index)
+    for loop in tl.static_range(LOOPS - 1, -1, -1):
+        if loop > 0:
+            size = numbers[FIRST + 2 * loop]
+            rest = index // size
+            distance += (index - rest * size) * numbers[FIRST + 2 * loop + 1]
+            index = rest
+        else:
+            distance += index * numbers[FIRST + 1]
+    return distance
+
+
+@triton.jit
+def offset_of_rows(call, at, SLOT: tl.constexpr, C: tl.constexpr):
+    """Where an operand's rows of a tile begin, in elements; [1, 1] if that is the same for all."""
+    offset = tl.zeros([1, 1], tl.int64)
+    if C.views[SLOT][OUTER_LOOPS] > 0:
+        offset = offset + strided(at[0], call[1], C.views[SLOT][OUTER], C.views[SLOT][OUTER_LOOPS])
+    if C.views[SLOT][INNER_LOOPS] > 0:
+        offset = offset + strided(at[1], call[1], C.views[SLOT][INNER], C.views[SLOT][INNER_LOOPS])
+    return offset
+
+
+@triton.jit
+def offset_of(call, at, SLOT: tl.constexpr, C: tl.constexpr):
+    """Where an operand's elements of a tile lie."""
+    offset = offset_of_rows(call, at, SLOT, C)
+    if C.views[SLOT][ALONG_LOOPS] > 0:
+        offset = offset + strided(at[2], call[1], C.views[SLOT][ALONG], C.views[SLOT][ALONG_LOOPS])
+    return offset
+
+
+@triton.jit
+def pointers_of(call, at, SLOT: tl.constexpr, C: tl.constexpr):
+    """Pointers to an operand's elements of a tile, and which of them exist."""
+    row = offset_of_rows(call, at, SLOT, C)
+    exists = tl.full([1, 1], 1, tl.int1)
+    if C.views[SLOT][OUTER_LOOPS] + C.views[SLOT][INNER_LOOPS] > 0:
+        exists = exists & at[3]
+    if C.views[SLOT][ALONG_LOOPS] > 0:
+        # By this division the compiler sees that rows begin at whole vectors.
+        column = strided(at[2], call[1], C.views[SLOT][ALONG], C.views[SLOT][ALONG_LOOPS])
+        found = call[0][SLOT] + row // C.vector * C.vector + column
+        exists = exists & at[4]
+    else:
+        found = call[0][SLOT] + row
+    return found, exists
+
+
+@triton.jit
+def read(call, at, SLOT: tl.constexpr, C: tl.constexpr):
+    """An operand's elements of a tile as float32 or float64, 0 where none exist."""
+    found, exists = pointers_of(call, at, SLOT, C)
+    return decoded(tl.load(found, mask=exists, other=0), C.views[SLOT][FORMAT], C.number)
+
+
+@triton.jit
+def write(values, call, at, SLOT: tl.constexpr, C: tl.constexpr):
+    """Store a result's elements of a tile, rounded to its dtype."""
+    found, exists = pointers_of(call, at, SLOT, C)
+    tl.store(found, encoded(values, C.views[SLOT][FORMAT], found.dtype.element_ty), mask=exists)
+
+
+@dataclass
+class Views:
+    """The operands of a kernel by slot: pointers, the numbers of their loops, their views.
+
+    The loops follow the memory order of the operand `first`.
+    """
+
+    problem: Problem
+    first: str
+    numbers: list[int] = field(default_factory=list)
+    pointers: list[Operand] = field(default_factory=list)
+    views: list[tuple[int, ...]] = field(default_factory=list)
+    aligned: int = 16  # elements; rows of all operands that move along them begin at multiples of it
+    wide: bool = False  # whether offsets inside a row need 64 bits
+
+    def __post_init__(self) -> None:
+        if self.problem.inner > 1:
+            self.aligned = 1
+        self.aligned = math.gcd(self.aligned, self.problem.n)
+
+    def add(self, name: str) -> int:
+        """The slot of an operand, which may not have been given."""
+        spec = self.problem.specs.get(name)
+        if spec is None:
+            self.pointers.append(self.pointers[0])  # as it is added: older devices know no float8, not even by name
+            self.views.append(ABSENT)
+        else:
+            self._add(name, spec.shape, _strides(spec, self.problem.orders[name]))
+        return len(self.views) - 1
+
+    def add_offsets(self, name: str) -> int:
+        """The slot of an operand that is itself not read; its offsets are the elements' in C order."""
+        shape = self.problem.specs[self.first].shape
+        self._add(name, shape, arrangement.contiguous(shape, tuple(range(len(shape))), 1))
+        return len(self.views) - 1
+
+    def _add(self, name: str, shape: Sequence[int], strides: Sequence[int]) -> None:
+        operand = self.problem[name]
+        number = FORMATS.get(operand.dtype, formats.PLAIN.value)
+        self.pointers.append(replace(operand, dtype="uint8") if number else operand)
+        loops = [_moving(arrangement.steps(shape, axes, strides)) for axes in self._groups()]
+        view = [number]
+        for group in loops:
+            view += [len(self.numbers), len(group)]
+            self.numbers += [each for loop in group for each in loop]
+        self.views.append(tuple(view))
+        outer, along, _ = loops
+        if along:
+            self.aligned = math.gcd(self.aligned, *(stride for _, stride in outer))
+            self.wide |= sum(abs(size * stride) for size, stride in along) >= WIDE
+
+    def are_neighbours(self, slot: int) -> bool:
+        """Whether rows lie in steps of 1, and begin at multiples of 4 and have as many elements."""
+        _, outer, outers, along, alongs, _, inners = self.views[slot]
+        strides = self.numbers[outer + 1 : outer + 2 * outers : 2]
+        in_steps = alongs == 1 and self.numbers[along + 1] == 1 and not inners
+        return in_steps and not any(each % 4 for each in (self.problem.n, *strides))
+
+    def _groups(self) -> list[tuple[int, ...]]:
+        """The axes before, on and behind the reduced ones."""
+        order, reduced = self.problem.orders[self.first], self.problem.attributes["axis"]
+        start = min(place for place, axis in enumerate(order) if axis in reduced)
+        stop = start + len(reduced)
+        return [order[:start], order[start:stop], order[stop:]]
+
+
+def _moving(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The loops, or none if no loop moves (all strides are 0) and there is an element."""
+    return loops if any(stride or not size for size, stride in loops) else []
+
+
+def _strides(spec: Spec, order: tuple[int, ...]) -> tuple[int, ...]:
+    """In elements; of the copy that is made of an operand whose elements do not lie whole elements apart."""
+    size, strides = spec.dtype.itemsize, spec.strides
+    assert strides is not None
+    if any(stride % size for length, stride in zip(spec.shape, strides, strict=True) if length > 1):
+        return arrangement.contiguous(spec.shape, order, 1)
+    return tuple(stride // size for stride in strides)
+
 
 # The slots of operands: those of both directions, those of one, then those of the post-ops.
 # INPUT is x, or dy; RESULT y, or dx; OUTPUT, in gradients, y.

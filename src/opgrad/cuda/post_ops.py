@@ -7,16 +7,18 @@ name when a kernel is compiled, so that a chain of them becomes one straight pie
 import triton
 import triton.language as tl
 
-from opgrad.cuda.functions import (
+from opgrad.cuda.numbers import (
+    divide,
+    exp,
     expm1,
     hyperbolic_tangent,
     logistic,
     normal_density,
     normal_distribution,
     power,
+    round_to_even,
     softplus,
 )
-from opgrad.cuda.numbers import divide, exp, round_to_even
 
 TWICE_ROOT_2_OVER_PI: tl.constexpr = tl.constexpr(1.5957691216057308)
 CUBIC: tl.constexpr = tl.constexpr(0.044715)

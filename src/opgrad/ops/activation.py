@@ -1,11 +1,12 @@
-"""Activations and their gradients, element by element."""
+"""Activations, gelu alone and behind the addition of a bias, gated linear units, and their gradients."""
 
 from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import OnnxName, Tensor, elements, like, operator
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, elements, like, one_of, operator
 from opgrad.contract.attributes import FLOATS, Array
+from opgrad.ops.reference.post_ops import SLOPES, VALUES
 
 X = Annotated[Array, Tensor(FLOATS)]
 Saved = Annotated[Array, like("dy")]
@@ -214,3 +215,229 @@ def leaky_relu_grad(dy: X, y: Saved, alpha: float = 0.01, *, out: Array | None =
     array([ 0.01,  0.01, -0.01,  2.  ], dtype=float32)
     """
     return np.where(y > 0, dy, alpha * dy)
+
+
+# Where a bias is added along the last axis, that axis counts: no other order of the axes will do.
+Whole = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
+Bias = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"][-1:], "the last dimension of dy", dtype_of="dy")]
+
+
+@operator(
+    "y = x / 2 * (1 + erf(x / sqrt(2)))",
+    support=IN_GRAPHS,
+    **elements("y", "x"),
+)
+def gelu(x: X, *, out: Array | None = None) -> Array:
+    """Gaussian error linear unit: x times the probability that a normally distributed number is below x.
+
+    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    Returns y, of the shape and dtype of x; the limit -0 at -inf is not taken: -inf gives NaN.
+    Raises TypeError, ValueError.
+
+    Formula: y = x / 2 * (1 + erf(x / sqrt(2))), also accurate where x is far below 0.
+    Source: com.microsoft Gelu, which onnxruntime has.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> opgrad.gelu(x)
+    array([-0.0455, -0.1543,  0.    ,  1.3998], dtype=float32)
+    """
+    return VALUES["gelu_erf"](x, 0.0, 0.0)
+
+
+@operator(
+    "dx = dy * (P + x * p), P = (1 + erf(x / sqrt(2))) / 2, p = exp(-x * x / 2) / sqrt(2 pi)",
+    forward="gelu",
+    support=IN_GRAPHS,
+    onnx=OnnxName("GeluGrad", ("dy", "x"), ("dx",)),
+    **elements("dx", "dy"),
+)
+def gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
+    """Gradient of gelu.
+
+    dy: gradient with respect to the output; float32, float64, float16 or bfloat16.
+    x: the input of gelu (not its output), of the shape and dtype of dy.
+    out: where to write; may be dy.
+    Returns dx, of the shape and dtype of dy; the limits dy and 0 at infinite x are not taken: they give NaN.
+    Raises TypeError, ValueError.
+
+    Formula: P = (1 + erf(x / sqrt(2))) / 2; p = exp(-x * x / 2) / sqrt(2 pi); dx = dy * (P + x * p).
+    Source: com.microsoft GeluGrad.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> dy = np.array([1.0, 1.0, -1.0, 2.0], np.float32)
+    >>> opgrad.gelu_grad(dy, x)
+    array([-0.0852,  0.1325, -0.5   ,  2.2549], dtype=float32)
+    """
+    return dy * SLOPES["gelu_erf"](x, 0.0, 0.0)
+
+
+@operator(
+    "y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
+    support=IN_GRAPHS,
+    **elements("y", "x"),
+)
+def fast_gelu(x: X, *, out: Array | None = None) -> Array:
+    """Gelu approximated by tanh.
+
+    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    Returns y, of the shape and dtype of x; the limit -0 at -inf is not taken: -inf gives NaN.
+    Raises TypeError, ValueError.
+
+    Formula: y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), also accurate where x is far below 0.
+    Source: com.microsoft FastGelu, which onnxruntime has.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> opgrad.fast_gelu(x)
+    array([-0.0454, -0.1543,  0.    ,  1.3996], dtype=float32)
+    """
+    return VALUES["gelu_tanh"](x, 0.0, 0.0)
+
+
+@operator(
+    "dx = dy * s * (1 + 2 * x * u' * (1 - s)), s = sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)",
+    forward="fast_gelu",
+    support=IN_GRAPHS,
+    onnx=OnnxName("FastGeluGrad", ("dy", "x"), ("dx",)),
+    **elements("dx", "dy"),
+)
+def fast_gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
+    """Gradient of fast_gelu.
+
+    dy: gradient with respect to the output; float32, float64, float16 or bfloat16.
+    x: the input of fast_gelu (not its output), of the shape and dtype of dy.
+    out: where to write; may be dy.
+    Returns dx, of the shape and dtype of dy; the limits dy and 0 at infinite x are not taken: they give NaN.
+    Raises TypeError, ValueError.
+
+    Formula: u = sqrt(2 / pi) * (x + 0.044715 * x**3); u' = sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x);
+    s = (1 + tanh(u)) / 2; dx = dy * (s + 2 * x * u' * s * (1 - s)). Source: com.microsoft FastGeluGrad.
+
+    Example:
+    >>> x = np.array([-2.0, -0.5, 0.0, 1.5], np.float32)
+    >>> dy = np.array([1.0, 1.0, -1.0, 2.0], np.float32)
+    >>> opgrad.fast_gelu_grad(dy, x)
+    array([-0.0861,  0.1326, -0.5   ,  2.2554], dtype=float32)
+    """
+    return dy * SLOPES["gelu_tanh"](x, 0.0, 0.0)
+
+
+@operator(
+    support=IN_GRAPHS,
+    results={"dx": like("dy")},
+    in_place={"dx": ("dy",)},
+    onnx=OnnxName("BiasGeluGrad_dX", ("dy", "x", "bias"), ("dx",)),
+)
+def bias_gelu_grad_dx(dy: Whole, x: Saved, bias: Bias, *, out: Array | None = None) -> Array:
+    """Gradient of gelu(x + bias) with respect to x; its sums over all axes but the last are that of bias.
+
+    dy: gradient with respect to the output, of at least one dimension; float32, float64, float16 or bfloat16.
+    x: what the bias was added to, of the shape and dtype of dy.
+    bias: shape dy.shape[-1:], of the dtype of dy.
+    out: where to write; may be dy.
+    Returns dx, of the shape and dtype of dy; NaN where x + bias is infinite. Raises TypeError, ValueError.
+
+    Formula: dx = gelu_grad(dy, x + bias). Source: com.microsoft BiasGeluGrad_dX.
+
+    Example:
+    >>> x = np.array([[-2.0, -0.5], [0.0, 1.5]], np.float32)
+    >>> bias = np.array([0.5, -0.5], np.float32)
+    >>> opgrad.bias_gelu_grad_dx(np.ones_like(x), x, bias)
+    array([[-0.1275, -0.0833],
+           [ 0.8675,  1.0833]], dtype=float32)
+    """
+    return dy * SLOPES["gelu_erf"](x + bias, 0.0, 0.0)
+
+
+@operator(
+    support=IN_GRAPHS,
+    results={"dx": like("dy")},
+    in_place={"dx": ("dy",)},
+    onnx=OnnxName("BiasFastGeluGrad_dX", ("dy", "x", "bias"), ("dx",)),
+)
+def bias_fast_gelu_grad_dx(dy: Whole, x: Saved, bias: Bias, *, out: Array | None = None) -> Array:
+    """Gradient of fast_gelu(x + bias) with respect to x; its sums over all axes but the last are that of bias.
+
+    dy: gradient with respect to the output, of at least one dimension; float32, float64, float16 or bfloat16.
+    x: what the bias was added to, of the shape and dtype of dy.
+    bias: shape dy.shape[-1:], of the dtype of dy.
+    out: where to write; may be dy.
+    Returns dx, of the shape and dtype of dy; NaN where x + bias is infinite. Raises TypeError, ValueError.
+
+    Formula: dx = fast_gelu_grad(dy, x + bias). Source: com.microsoft BiasFastGeluGrad_dX.
+
+    Example:
+    >>> x = np.array([[-2.0, -0.5], [0.0, 1.5]], np.float32)
+    >>> bias = np.array([0.5, -0.5], np.float32)
+    >>> opgrad.bias_fast_gelu_grad_dx(np.ones_like(x), x, bias)
+    array([[-0.1277, -0.083 ],
+           [ 0.8674,  1.083 ]], dtype=float32)
+    """
+    return dy * SLOPES["gelu_tanh"](x + bias, 0.0, 0.0)
+
+
+# By name the post-op whose formula the activation has, and its first number.
+ACTIVATIONS = {"silu": ("swish", 1.0), "gelu": ("gelu_erf", 0.0), "gelu_tanh": ("gelu_tanh", 0.0)}
+
+Gate = Annotated[Array, Tensor(FLOATS)]
+Up = Annotated[Array, like("gate")]
+Activation = Annotated[str, one_of(*ACTIVATIONS)]
+
+
+@operator(
+    "y = activation(gate) * up",
+    kind="elements",
+    support=IN_GRAPHS,
+    results={"y": like("gate")},
+    in_place={"y": ("gate", "up")},
+)
+def gated_linear_unit(gate: Gate, up: Up, activation: Activation = "silu", *, out: Array | None = None) -> Array:
+    """An activation of one array times another, as the gated layers of language models have it: SwiGLU, GEGLU.
+
+    gate: any shape; float32, float64, float16 or bfloat16. up: of the shape and dtype of gate.
+    activation: "silu" (SwiGLU), "gelu", or "gelu_tanh", its approximation by tanh.
+    out: where to write; may be gate or up.
+
+    Returns y, of the shape and dtype of gate. Raises TypeError, ValueError.
+
+    Formula: y = activation(gate) * up; silu(x) = x / (1 + exp(-x)).
+    Source: Shazeer, "GLU Variants Improve Transformer", 2020.
+
+    Example:
+    >>> gate, up = np.array([-1.0, 0.0, 2.0], np.float32), np.array([1.0, 2.0, 3.0], np.float32)
+    >>> opgrad.gated_linear_unit(gate, up)
+    array([-0.2689,  0.    ,  5.2848], dtype=float32)
+    """
+    name, alpha = ACTIVATIONS[activation]
+    return VALUES[name](gate, alpha, 0.0) * up
+
+
+@operator(
+    "dgate = dy * up * activation'(gate), dup = dy * activation(gate)",
+    forward="gated_linear_unit",
+    support=IN_GRAPHS,
+    results={"dgate": like("dy"), "dup": like("dy")},
+    in_place={"dgate": ("gate",), "dup": ("up",)},
+)
+def gated_linear_unit_grad(
+    dy: Gate, gate: Saved, up: Saved, activation: Activation = "silu", *, out: tuple[Array, Array] | None = None
+) -> tuple[Array, Array]:
+    """Gradients of gated_linear_unit with respect to gate and up, in one pass.
+
+    dy: gradient with respect to y, any shape; float32, float64, float16 or bfloat16.
+    gate, up: as given to gated_linear_unit, of the shape and dtype of dy. activation: likewise.
+    out: where to write dgate and dup; may be (gate, up).
+
+    Returns (dgate, dup), of the shape and dtype of dy. Raises TypeError, ValueError.
+
+    Formula: dgate = dy * up * activation'(gate); dup = dy * activation(gate). Source: that of gated_linear_unit.
+
+    Example:
+    >>> gate, up = np.array([-1.0, 0.0, 2.0], np.float32), np.array([1.0, 2.0, 3.0], np.float32)
+    >>> opgrad.gated_linear_unit_grad(np.ones_like(up), gate, up)
+    (array([0.0723, 1.    , 3.2724], dtype=float32), array([-0.2689,  0.    ,  1.7616], dtype=float32))
+    """
+    name, alpha = ACTIVATIONS[activation]
+    return dy * up * SLOPES[name](gate, alpha, 0.0), dy * VALUES[name](gate, alpha, 0.0)

@@ -1,16 +1,30 @@
-"""Attention and its gradient, and softmax as attention uses it: with a bias before it, with dropout behind it."""
+"""Attention and its gradient, and what goes with it: rotary position embedding, and softmax with a bias before it, with
+dropout behind it or with a sink, a logit of each head that takes a share of the probability.
+"""
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from opgrad.contract import IN_GRAPHS, Axis, OnnxName, Tensor, choosing, chosen, like, one_number, operator, shaped_like
+from opgrad.contract import (
+    IN_GRAPHS,
+    ON_CPU,
+    Axis,
+    OnnxName,
+    Tensor,
+    choosing,
+    chosen,
+    like,
+    one_number,
+    one_of,
+    operator,
+    shaped_like,
+)
 from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.ops.dropout import ratio_checked
 from opgrad.ops.reference import attending
-from opgrad.ops.reference import attention as whole
-from opgrad.ops.reference.random import kept_scale
+from opgrad.ops.reference.dropout import kept_scale
 
 X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 
@@ -242,8 +256,8 @@ def attention(
              [2.4621]]]], dtype=float32), array([[[1.    , 1.3133]]], dtype=float32))
     """
     masking = mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seed, offset
-    options = whole.AttentionOptions(*masking, scale, causal, window, softcap, dropout, layout)
-    return chosen(dict(zip(("y", "lse"), whole.attention(q, k, v, options), strict=True)), needs or ("y",))
+    options = attending.AttentionOptions(*masking, scale, causal, window, softcap, dropout, layout)
+    return chosen(dict(zip(("y", "lse"), attending.attention(q, k, v, options), strict=True)), needs or ("y",))
 
 
 @operator(
@@ -304,5 +318,280 @@ def attention_grad(
              [0.6405]]]], dtype=float32)
     """
     masking = mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seed, offset
-    options = whole.AttentionOptions(*masking, scale, causal, window, softcap, dropout, layout)
-    return chosen(whole.attention_grad(dy, q, k, v, y, lse, dlse, options), needs or ("dq", "dk", "dv"))
+    options = attending.AttentionOptions(*masking, scale, causal, window, softcap, dropout, layout)
+    return chosen(attending.attention_grad(dy, q, k, v, y, lse, dlse, options), needs or ("dq", "dk", "dv"))
+
+
+HeadScores = Annotated[Array, Tensor(FLOATS, ranks=range(4, 5))]
+HEADS_OF_X = "the heads of x, its second axis"
+SinkOfHeads = Annotated[
+    Array, Tensor(FLOATS, lambda shapes, _: shapes["x"][1:2], HEADS_OF_X, dtype_of="x", besides=("float32",))
+]
+SoftmaxOfHeads = Annotated[Array, like("dy")]
+LseOfHeads = Annotated[Array, Tensor(("float32", "float64"), lambda shapes, _: shapes["dy"][:-1], "the rows of dy")]
+SavedSink = Annotated[
+    Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"][1:2], HEADS_OF_X, dtype_of="dy", besides=("float32",))
+]
+
+
+@operator(
+    "y = exp(x) / (sum(exp(x)) + exp(sink)), lse = log(sum(exp(x)) + exp(sink))",
+    support=IN_GRAPHS,
+    results={
+        "y": like("x"),
+        "lse": Tensor(("float32", "float64"), lambda shapes, _: shapes["x"][:-1], "the rows of x", dtype_of="x"),
+    },
+    in_place={"y": ("x",)},
+)
+def sink_softmax(x: HeadScores, sink: SinkOfHeads, *, out: tuple[Array, Array] | None = None) -> tuple[Array, Array]:
+    """Softmax of the last axis beside a logit of each head that takes a share and has no place in the result.
+
+    x: scores, shape (N, H, L, S); float32, float64, float16 or bfloat16.
+    sink: shape (H,), of the dtype of x or float32.
+    out: where to write y and lse; y may be x.
+
+    Returns (y, lse): y like x, whose rows sum to 1 less the share of the sink; lse of shape (N, H, L), the logarithm of
+    the sum of exponentials, that of the sink included, in float32, or float64 for float64. Rows of -inf with a sink of
+    -inf are 0. Raises TypeError, ValueError.
+
+    Formula: y = exp(x) / (sum(exp(x)) + exp(sink)).
+    Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, as trained in gpt-oss.
+
+    Example:
+    >>> x = np.log(np.array([[[[1.0, 2.0]]]], np.float32))
+    >>> y, lse = opgrad.sink_softmax(x, np.zeros(1, np.float32))
+    >>> y, np.exp(lse)
+    (array([[[[0.25, 0.5 ]]]], dtype=float32), array([[[4.]]], dtype=float32))
+    """
+    beside = sink[:, None, None]
+    m = np.maximum(x.max(-1, keepdims=True, initial=-np.inf), beside)
+    base = np.where(m == -np.inf, 0, m)
+    e = np.exp(x - base)
+    total = e.sum(-1, keepdims=True) + np.exp(beside - base)
+    with np.errstate(divide="ignore"):
+        lse = np.log(total) + base
+    return e / np.where(total == 0, 1, total), lse[..., 0]
+
+
+@operator(
+    "dx = y * (dy - sum(y * dy)), dsink = -sum(exp(sink - lse) * sum(y * dy))",
+    forward="sink_softmax",
+    support=IN_GRAPHS,
+    results={"dx": like("dy"), "dsink": like("sink")},
+    in_place={"dx": ("dy", "y")},
+)
+def sink_softmax_grad(
+    dy: HeadScores, y: SoftmaxOfHeads, lse: LseOfHeads, sink: SavedSink, *, out: tuple[Array, Array] | None = None
+) -> tuple[Array, Array]:
+    """Gradients of sink_softmax's y with respect to x and sink.
+
+    dy: gradient with respect to y, shape (N, H, L, S); float32, float64, float16 or bfloat16.
+    y, lse: the results of sink_softmax, y of the dtype of dy. sink: as given to it.
+    out: where to write dx and dsink; dx may be dy or y.
+
+    Returns (dx, dsink): dx like dy, dsink of the shape and dtype of sink. Sums over rows are formed in one order.
+    Raises TypeError, ValueError.
+
+    Formula: dx = y * (dy - sum(y * dy)); dsink = -sum over rows of exp(sink - lse) * sum(y * dy). Source: that of
+    sink_softmax.
+
+    Example:
+    >>> x, sink = np.log(np.array([[[[1.0, 2.0]]]], np.float32)), np.zeros(1, np.float32)
+    >>> y, lse = opgrad.sink_softmax(x, sink)
+    >>> opgrad.sink_softmax_grad(np.array([[[[1.0, 0.0]]]], np.float32), y, lse, sink)
+    (array([[[[ 0.1875, -0.125 ]]]], dtype=float32), array([-0.0625], dtype=float32))
+    """
+    total = (y * dy).sum(-1)
+    rest = np.exp(sink[:, None] - np.where(lse == -np.inf, 0, lse))
+    return y * (dy - total[..., None]), -(rest * total).sum((0, 2))
+
+
+LAYOUTS = ("BHLD", "BLHD")
+PACKED = 3  # axes of x where a token's heads lie in one axis: [B, L, H * D]
+
+
+class Rotation(NamedTuple):
+    """The sizes of x, and the shape that its tables must have.
+
+    half: how many pairs of a head's elements are turned. heads_first: whether heads stand before tokens.
+    """
+
+    batch: Any
+    heads: Any
+    tokens: Any
+    size: Any
+    half: Any
+    heads_first: bool
+    table: Shape
+
+
+def rotation(operator: str, array: str, shapes: Shapes, attributes: Attributes) -> Rotation:
+    """The sizes of a call of `operator` whose first array is called `array`. Raises its ValueError."""
+    shape, heads = shapes[array], attributes["num_heads"]
+    if len(shape) == PACKED:
+        batch, tokens, width = shape
+        if heads < 1 or width % heads:
+            what = f"{operator}: num_heads is {heads}, expected a number that divides {width}"
+            raise ValueError(f"{what}, the last size of {array}, which has 3 dimensions")
+        heads_first, size = False, width // heads
+    else:
+        heads_first = attributes["layout"] == LAYOUTS[0]
+        batch, size = shape[0], shape[3]
+        found, tokens = (shape[1], shape[2]) if heads_first else (shape[2], shape[1])
+        if heads not in (0, found):
+            raise ValueError(f"{operator}: num_heads is {heads}, expected 0 or {found}, the heads that {array} has")
+        heads = found
+    turned = attributes["rotary_embedding_dim"]
+    if turned % 2 or not 0 <= turned <= size or (not turned and size % 2):
+        expected = f"an even number from 0 to {size}, the size of a head" if size % 2 == 0 else "an even number above 0"
+        raise ValueError(f"{operator}: rotary_embedding_dim is {turned}, expected {expected}")
+    half = (turned or size) // 2
+    cos = shapes["cos_cache"]
+    if "position_ids" in shapes:
+        table: Shape = (cos[0], half)
+    elif len(cos) == PACKED:
+        table = (1 if cos[0] == 1 else batch, tokens, half)
+    else:
+        table = (max(cos[0], tokens), half)
+    return Rotation(batch, heads, tokens, size, half, heads_first, table)
+
+
+FORWARD, BACKWARD = "rotary_embedding", "rotary_embedding_grad"
+ARRAYS = {FORWARD: "x", BACKWARD: "dy"}
+TABLE = "half of the turned elements of a head for each token, or for each position"
+ROTARY_ATTRIBUTES = {"interleaved": 0, "rotary_embedding_dim": 0, "num_heads": 0, "layout": LAYOUTS[0]}
+ROTARY_INPUTS = ("cos_cache", "sin_cache", "position_ids?")
+
+RotaryLayout = Annotated[str, one_of(*LAYOUTS)]
+
+
+def _sizes(name: str, shapes: Shapes, attributes: Attributes) -> Rotation:
+    return rotation(name, ARRAYS[name], shapes, attributes)
+
+
+def _cos(name: str) -> Tensor:
+    def shape(shapes: Shapes, attributes: Attributes) -> Shape:
+        return _sizes(name, shapes, attributes).table
+
+    return Tensor(FLOATS, shape, TABLE, dtype_of=ARRAYS[name], ranks=range(2, 4))
+
+
+def _sin(name: str) -> Tensor:
+    return shaped_like("cos_cache", dtype_of=ARRAYS[name])
+
+
+def _positions(name: str) -> Tensor:
+    def shape(shapes: Shapes, attributes: Attributes) -> Shape:
+        sizes = _sizes(name, shapes, attributes)
+        return sizes.batch, sizes.tokens
+
+    return Tensor(INTEGERS, shape, f"batch and tokens of {ARRAYS[name]}", ranks=range(2, 3))
+
+
+def _of_tokens(x: Array, sizes: Rotation) -> Array:
+    """The array as [B, L, H, D]."""
+    if sizes.heads_first:
+        return x.swapaxes(1, 2)
+    return x.reshape(sizes.batch, sizes.tokens, sizes.heads, sizes.size)
+
+
+def _turned(x: Array, sizes: Rotation, cos: Array, sin: Array, positions: Array | None, interleaved: bool) -> Array:
+    """Every pair (a, b) as (a * cos - b * sin, b * cos + a * sin)."""
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    elif cos.ndim < PACKED:
+        cos, sin = cos[: sizes.tokens], sin[: sizes.tokens]
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    whole, half = 2 * sizes.half, sizes.half
+    first, second = (slice(0, whole, 2), slice(1, whole, 2)) if interleaved else (slice(half), slice(half, whole))
+    y = np.array(x)
+    before, after = _of_tokens(x, sizes), _of_tokens(y, sizes)
+    after[..., first] = before[..., first] * cos - before[..., second] * sin
+    after[..., second] = before[..., second] * cos + before[..., first] * sin
+    return y
+
+
+@operator(
+    "y = (a * cos - b * sin, b * cos + a * sin) for each pair (a, b) of x",
+    support=ON_CPU,
+    results={"y": like("x")},
+    in_place={"y": ("x",)},
+    onnx=OnnxName("RotaryEmbeddingTraining", ("x", *ROTARY_INPUTS), ("y",), ROTARY_ATTRIBUTES),
+)
+def rotary_embedding(
+    x: Annotated[Array, Tensor(FLOATS, ranks=range(3, 5))], cos_cache: Annotated[Array, _cos(FORWARD)],
+    sin_cache: Annotated[Array, _sin(FORWARD)], position_ids: Annotated[Array, _positions(FORWARD)] | None = None,
+    interleaved: bool = False, rotary_embedding_dim: int = 0, num_heads: int = 0, layout: RotaryLayout = "BHLD",
+    *, out: Array | None = None,
+) -> Array:  # fmt: skip
+    """Rotary position embedding: turns pairs of each head's elements by angles that belong to the token's position.
+
+    x: queries or keys, shape [B, H, L, D], or [B, L, H, D] as layout says, or [B, L, H * D]; float32, float64, float16
+        or bfloat16. With R = rotary_embedding_dim or D elements of a head that are turned:
+    cos_cache, sin_cache: cosine and sine of the angles, of the dtype of x. With position_ids shape [P, R / 2], a row
+        for each position; without them [B, L, R / 2] or [1, L, R / 2], or [P, R / 2] with P >= L, whose first L rows
+        are taken.
+    position_ids: the position of each token, shape [B, L]; int32 or int64 in [-P, P), where negative ones count from
+        the end.
+    interleaved: which elements a and b are a pair: 2i and 2i + 1; by default i and i + R / 2.
+    rotary_embedding_dim: R, an even number up to D; elements from R on stay as they are. 0: D.
+    num_heads: H, for x of three dimensions; otherwise it need not be given.
+    layout: "BHLD" or "BLHD", the axes of x if it has four.
+    out: where to write; may be x.
+
+    Returns y, of the shape and dtype of x. Raises TypeError, ValueError, the latter for a position out of range, too,
+    naming the first one, before anything is written.
+
+    Formula: y[a] = x[a] * cos - x[b] * sin; y[b] = x[b] * cos + x[a] * sin. Source: ONNX RotaryEmbedding, of which
+    RotaryEmbeddingTraining is the node in com.microsoft here.
+
+    Example:
+    >>> x = np.array([[[[1.0, 0.0], [1.0, 0.0]]]], np.float32)
+    >>> angle = np.array([[0.0], [np.pi / 2]])
+    >>> cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    >>> opgrad.rotary_embedding(x, cos, sin).round(3) + 0.0
+    array([[[[1., 0.],
+             [0., 1.]]]], dtype=float32)
+    """
+    given = {"num_heads": num_heads, "layout": layout, "rotary_embedding_dim": rotary_embedding_dim}
+    sizes = _sizes(FORWARD, {"x": x.shape, "cos_cache": cos_cache.shape}, given)
+    return _turned(x, sizes, cos_cache, sin_cache, position_ids, interleaved)
+
+
+@operator(
+    "dx = (a * cos + b * sin, b * cos - a * sin) for each pair (a, b) of dy",
+    support=ON_CPU,
+    forward=FORWARD,
+    results={"dx": like("dy")},
+    in_place={"dx": ("dy",)},
+    onnx=OnnxName("RotaryEmbeddingGrad", ("dy", *ROTARY_INPUTS), ("dx",), ROTARY_ATTRIBUTES),
+)
+def rotary_embedding_grad(
+    dy: Annotated[Array, Tensor(FLOATS, ranks=range(3, 5))], cos_cache: Annotated[Array, _cos(BACKWARD)],
+    sin_cache: Annotated[Array, _sin(BACKWARD)], position_ids: Annotated[Array, _positions(BACKWARD)] | None = None,
+    interleaved: bool = False, rotary_embedding_dim: int = 0, num_heads: int = 0, layout: RotaryLayout = "BHLD",
+    *, out: Array | None = None,
+) -> Array:  # fmt: skip
+    """Gradient of rotary_embedding with respect to x: the rotation by the same angles the other way round.
+
+    dy: gradient with respect to the output, of the shape of x; float32, float64, float16 or bfloat16.
+    cos_cache, sin_cache, position_ids, interleaved, rotary_embedding_dim, num_heads, layout: as given to
+        rotary_embedding, the tables of the dtype of dy.
+    out: where to write; may be dy.
+
+    Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError, as rotary_embedding.
+
+    Formula: dx[a] = dy[a] * cos + dy[b] * sin; dx[b] = dy[b] * cos - dy[a] * sin. Source: the gradient of ONNX
+    RotaryEmbedding, of which RotaryEmbeddingGrad is the node in com.microsoft here.
+
+    Example:
+    >>> dy = np.array([[[[1.0, 0.0], [1.0, 0.0]]]], np.float32)
+    >>> angle = np.array([[0.0], [np.pi / 2]])
+    >>> cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    >>> opgrad.rotary_embedding_grad(dy, cos, sin).round(3) + 0.0
+    array([[[[ 1.,  0.],
+             [ 0., -1.]]]], dtype=float32)
+    """
+    given = {"num_heads": num_heads, "layout": layout, "rotary_embedding_dim": rotary_embedding_dim}
+    sizes = _sizes(BACKWARD, {"dy": dy.shape, "cos_cache": cos_cache.shape}, given)
+    return _turned(dy, sizes, cos_cache, -sin_cache, position_ids, interleaved)

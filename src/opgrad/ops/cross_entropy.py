@@ -1,11 +1,28 @@
-"""Softmax cross-entropy from integer labels: the loss, with log_prob or alone, its gradient, and both at once."""
+"""Softmax cross-entropy from integer labels: plain, with all options sample by sample, and of a shard of the classes.
+
+z = softcap * tanh(logits / softcap) / temperature, without softcap logits / temperature; p is its softmax, and q the
+target distribution: (1 - label_smoothing) times one-hot labels or probabilities, plus label_smoothing / C.
+"""
 
 from typing import Annotated, Any
 
 import numpy as np
 
-from opgrad.contract import FloatDtypes, OnnxName, Reduction, Tensor, like, operator, reference, shaped_like
-from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
+from opgrad.contract import (
+    IN_LOSSES,
+    ON_SHARDS,
+    FloatDtypes,
+    OnnxName,
+    Reduction,
+    Tensor,
+    divisor,
+    finite,
+    like,
+    operator,
+    reference,
+    shaped_like,
+)
+from opgrad.contract.attributes import FINITE, FLOATS, INTEGERS, Array, Attributes, Shape, Shapes, number_that
 
 
 def _label_shape(logits: Shape) -> Shape:
@@ -257,3 +274,262 @@ def softmax_cross_entropy_loss_and_grad(
     loss, log_prob = reference("softmax_cross_entropy_loss")(logits, labels, weight, **options)
     dy = np.ones(loss.shape)
     return loss, reference("softmax_cross_entropy_loss_grad")(dy, log_prob, labels, weight, **options)
+
+
+Share = Annotated[float, number_that(FINITE, (lambda value: 0 <= value <= 1, "a number from 0 to 1"))]
+Positive = Annotated[float, number_that(FINITE, (lambda value: value > 0, "a number above 0"))]
+AtLeastZero = Annotated[float, number_that(FINITE, (lambda value: value >= 0, "a number of at least 0"))]
+Probabilities = Annotated[Array, shaped_like("logits")]
+OfSample = Annotated[Array, shaped_like("labels", role="sample")]
+
+WIDE = shaped_like("labels", ("float32", "float64"), role="sample", dtype_of="logits")
+CLASS = shaped_like("labels", ("int64",), role="sample")
+SAMPLES = {"loss": WIDE, "lse": WIDE, "log_prob": WIDE, "entropy": WIDE, "predicted": CLASS}
+
+
+def _scaled(logits: Array, softcap: float, temperature: float) -> tuple[Array, Array]:
+    """z, and its slope."""
+    if not softcap:
+        return logits / temperature, np.full(logits.shape, 1 / temperature)
+    bent = np.tanh(logits / softcap)
+    return softcap * bent / temperature, (1 - bent**2) / temperature
+
+
+def _targets(
+    logits: Array, labels: Array, weight: Array | None, probabilities: Array | None, smoothing: float
+) -> tuple[Array, Array]:
+    """One-hot labels, and weight * q."""
+    classes = np.arange(logits.shape[1]).reshape(1, -1, *[1] * (labels.ndim - 1))
+    onehot = np.expand_dims(labels, 1) == classes
+    q = (1 - smoothing) * (onehot if probabilities is None else probabilities) + smoothing / max(logits.shape[1], 1)
+    return onehot, q if weight is None else q * weight.reshape(classes.shape)
+
+
+@operator(
+    "loss = sum(weight * q * (lse - z)), lse, log_prob[label], entropy, argmax of each sample",
+    kind="classes",
+    support=IN_LOSSES,
+    results=SAMPLES,
+)
+def sample_losses(
+    logits: Logits, labels: Labels, weight: Weight | None = None, probabilities: Probabilities | None = None,
+    *, ignore_index: int | None = None, label_smoothing: Share = 0.0, softcap: AtLeastZero = 0.0,
+    temperature: Positive = 1.0, check: bool = False, out: tuple[Array, Array, Array, Array, Array] | None = None,
+) -> tuple[Array, Array, Array, Array, Array]:  # fmt: skip
+    """What each sample's row of logits gives: its loss, log-sum-exp, log-probability, entropy and largest class.
+
+    logits: shape (N, C) or (N, C, D1, …, Dk); float32, float64, float16 or bfloat16.
+    labels: shape (N,) or (N, D1, …, Dk); int32 or int64 classes in [0, C).
+    weight: shape (C,), one of the four dtypes; a factor for each class's term of the loss; None: all 1.
+    probabilities: of the shape of logits; what the loss takes in place of one-hot labels; None: these.
+    ignore_index: of samples with this label all results are 0, predicted is -1; None: none.
+    label_smoothing: in [0, 1]; this much of each sample's probability is shared by all classes.
+    softcap: at least 0; bounds logits to (-softcap, softcap); 0: none. temperature: above 0; divides them then.
+    check: on CUDA, wait for the device and raise for labels out of range instead of giving NaN; the CPU always
+        checks.
+    out: a tuple of arrays for the results.
+
+    Returns (loss, lse, log_prob, entropy, predicted), each of the shape of labels; float32, or float64 for float64,
+    predicted int64. predicted is the first NaN of the logits or the first of the largest. Raises TypeError for a wrong
+    dtype; ValueError for a wrong shape or option, or a label outside [0, C) that is not ignored, before anything is
+    written.
+
+    Formula: lse = log(sum(exp(z))), log_prob = z[label] - lse, entropy = lse - sum(p * z),
+    loss = sum(weight * q * (lse - z)), where terms with weight * q = 0 count 0.
+    """
+    z, _ = _scaled(logits, softcap, temperature)
+    onehot, target = _targets(logits, labels, weight, probabilities, label_smoothing)
+    m = np.max(z, 1, initial=-np.inf)
+    lse = m + np.log(np.exp(z - np.expand_dims(m, 1)).sum(1))
+    below = np.expand_dims(lse, 1) - z
+    p = np.exp(-below)
+    loss = np.where(target == 0, 0, target * below).sum(1) + 0 * lse
+    entropy = np.where(p == 0, 0, p * below).sum(1) + 0 * lse
+    log_prob = -np.where(onehot, below, 0).sum(1)
+    predicted = np.argmax(logits, 1) if logits.shape[1] else np.full(labels.shape, -1)
+    ignored = np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
+    kept = [np.where(ignored, 0, each) for each in (loss, lse, log_prob, entropy)]
+    return kept[0], kept[1], kept[2], kept[3], np.where(ignored, -1, predicted)
+
+
+@operator(
+    "the same, and dlogits for gradients of loss, lse, lse**2, log_prob and entropy",
+    forward="sample_losses",
+    kind="classes",
+    support=IN_LOSSES,
+    results={**SAMPLES, "dlogits": like("logits")},
+    in_place={"dlogits": ("logits",)},
+)
+def sample_losses_and_grad(
+    logits: Logits, labels: Labels, weight: Weight | None = None, probabilities: Probabilities | None = None,
+    dloss: OfSample | None = None, dlse: OfSample | None = None, dlse_square: OfSample | None = None,
+    dlog_prob: OfSample | None = None, dentropy: OfSample | None = None,
+    *, ignore_index: int | None = None, label_smoothing: Share = 0.0, softcap: AtLeastZero = 0.0,
+    temperature: Positive = 1.0, check: bool = False,
+    out: tuple[Array, Array, Array, Array, Array, Array] | None = None,
+) -> tuple[Array, Array, Array, Array, Array, Array]:  # fmt: skip
+    """The results of sample_losses, and the gradient with respect to logits, in one pass over them.
+
+    The arguments are those of sample_losses, and gradients of the shape of labels, of any of the four dtypes:
+    dloss: with respect to loss; None: all 1.
+    dlse, dlse_square: with respect to lse, and to its square, of which the z-loss is made; None: 0.
+    dlog_prob, dentropy: with respect to log_prob and entropy; None: 0.
+    out: a tuple of arrays for the results; the last may be logits.
+
+    Returns (loss, lse, log_prob, entropy, predicted, dlogits), dlogits of the shape and dtype of logits, exactly 0
+    for ignored samples. Raises what sample_losses raises.
+
+    Formula: dz = p * (dloss * sum(weight * q) + dlse + 2 * lse * dlse_square - dlog_prob + dentropy * (lse - entropy
+    - z)) - dloss * weight * q + dlog_prob * onehot(label), dlogits = dz times the slope of z.
+    """
+    options = {"label_smoothing": label_smoothing, "softcap": softcap, "temperature": temperature}
+    results = reference("sample_losses")(logits, labels, weight, probabilities, ignore_index=ignore_index, **options)
+    upstream = (np.ones(labels.shape) if dloss is None else dloss, dlse, dlse_square, dlog_prob, dentropy)
+    by_loss, by_lse, by_square, by_log_prob, by_entropy = [
+        np.expand_dims(np.zeros(labels.shape) if each is None else each, 1) for each in upstream
+    ]
+    z, slope = _scaled(logits, softcap, temperature)
+    onehot, target = _targets(logits, labels, weight, probabilities, label_smoothing)
+    ignored = np.expand_dims(np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index, 1)
+    lse, entropy = np.expand_dims(results[1], 1), np.expand_dims(results[3], 1)
+    p = np.exp(z - lse)
+    constant = by_loss * target.sum(1, keepdims=True) + by_lse + 2 * lse * by_square - by_log_prob
+    curved = np.where(p == 0, 0, p * by_entropy * (lse - entropy - z))
+    dz = p * constant + curved - by_loss * target + by_log_prob * onehot
+    return *results, np.where(ignored, 0, dz * slope)
+
+
+STATISTICS, MOMENT = 4, 5  # rows of the statistics; with the first moment
+FACTORS = 6  # of a row of the gradient
+
+
+def _statistics_shape(shapes: Shapes, attributes: Attributes) -> Shape:
+    return MOMENT if attributes["moment"] else STATISTICS, shapes["logits"][0]
+
+
+ShardLogits = Annotated[Array, Tensor(FLOATS, ranks=range(2, 3))]
+ShardLabels = Annotated[Array, Tensor(INTEGERS, lambda shapes, _: shapes["logits"][:1], "the number of rows of logits")]
+ShardWeight = Annotated[
+    Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"][1:], "the number of classes of the shard")
+]
+Factors = Annotated[
+    Array,
+    Tensor(
+        ("float32", "float64"), lambda shapes, _: (FACTORS, shapes["logits"][0]), "six factors for each row of logits"
+    ),
+]
+Softcap = Annotated[float, finite]
+Temperature = Annotated[float, divisor]
+
+
+def _z_of_shard(logits: Array, softcap: float, temperature: float) -> Array:
+    """The logits that the softmax is taken of."""
+    capped = softcap * np.tanh(logits / softcap) if softcap else logits
+    return np.asarray(capped / temperature)
+
+
+def _own(labels: Array, first: int, classes: int) -> tuple[Array, Array]:
+    """For each row whether its label is a class of the shard, and which; 0 where it is none."""
+    own = (labels >= first) & (labels < first + classes)
+    return own, np.where(own, labels - first, 0)
+
+
+@operator(
+    "max(z), sum(exp(z - max)), z[label], sum(weight * z) of each row's classes in this shard",
+    support=ON_SHARDS,
+    results={
+        "statistics": Tensor(
+            ("float32", "float64"),
+            _statistics_shape,
+            "four or five statistics for each row of logits",
+            dtype_of="logits",
+        )
+    },
+)
+def cross_entropy_shard(
+    logits: ShardLogits, labels: ShardLabels, weight: ShardWeight | None = None, first: int = 0,
+    softcap: Softcap = 0.0, temperature: Temperature = 1.0, moment: bool = False, *, out: Array | None = None,
+) -> Array:  # fmt: skip
+    """What a shard of the classes adds to the cross-entropy of each row, in one pass over its logits.
+
+    logits: shape (N, C), the logits of the classes from `first` to `first` + C - 1; float32, float64, float16 or
+        bfloat16. C may be 0.
+    labels: shape (N,); int32 or int64 classes of all shards. One that is none of this shard picks no logit.
+    weight: shape (C,), one of the four dtypes; a factor for each class in the sum of the logits; None: all 1.
+    first: the number of the shard's first class.
+    softcap: the largest magnitude that a logit may have, z = softcap * tanh(x / softcap); 0: any.
+    temperature: what the logits are divided by, after the softcap; not 0.
+    moment: whether the fifth statistic is computed.
+    out: where to write.
+
+    Returns statistics of shape (4, N) or (5, N), float64 for float64 logits, else float32: the largest logit (-inf
+    without classes), the sum of exp(z - largest) (0 where all are -inf), the logit of the label (0 if that is no
+    class of the shard), the sum of weight * z and, with moment, the sum of exp(z - largest) * z.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape or a temperature of 0.
+
+    Formula: z = softcap * tanh(logits / softcap) / temperature; M = max_r(max[r]) over all shards r;
+    lse = M + log(sum_r(sum[r] * exp(max[r] - M))).
+    Source: Megatron-LM, vocabulary-parallel cross-entropy (arXiv 1909.08053, section 3).
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> opgrad.cross_entropy_shard(logits, np.array([0, 5]), first=3)  # this shard has classes 3, 4 and 5
+    array([[2.    , 3.    ],
+           [1.5032, 1.0996],
+           [0.    , 0.    ],
+           [3.    , 3.    ]], dtype=float32)
+    """
+    z = _z_of_shard(logits, softcap, temperature)
+    largest = np.max(z, 1, initial=-np.inf)
+    e = np.exp(z - np.where(largest == -np.inf, 0, largest)[:, np.newaxis])
+    own, place = _own(labels, first, logits.shape[1])
+    target = np.zeros(len(z))
+    target[own] = z[own, place[own]]
+    found = [largest, e.sum(1), target, (z if weight is None else z * weight).sum(1)]
+    if moment:
+        found.append(np.where(e == 0, 0, e * z).sum(1))
+    return np.stack(found)
+
+
+@operator(
+    "dlogits = (p * (a + e * z) + b * [k == label] + c * weight) * dz/dx, p = exp(z - m - log_s)",
+    support=ON_SHARDS,
+    results={"dlogits": like("logits")},
+    in_place={"dlogits": ("logits",)},
+)
+def cross_entropy_shard_grad(
+    logits: ShardLogits, labels: ShardLabels, factors: Factors, weight: ShardWeight | None = None, first: int = 0,
+    softcap: Softcap = 0.0, temperature: Temperature = 1.0, *, out: Array | None = None,
+) -> Array:  # fmt: skip
+    """Gradient of a loss that is made of log-sum-exps, labels' logits and sums of logits over all shards, for one.
+
+    logits, labels, weight, first, softcap, temperature: as given to cross_entropy_shard.
+    factors: shape (6, N), float32 or float64: for each row the largest logit m of all shards, log_s, the logarithm of
+        the sum of exp(z - m) over all shards, and the loss's gradients with respect to the log-sum-exp (a), the logit
+        of the label (b), the sum of weight * z (c) and the mean of z (e); to a belongs e * (1 - mean).
+    out: where to write; may be logits.
+
+    Returns dlogits, of the shape and dtype of logits; exactly 0 where a, b, c and e are 0, whatever the logits are.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape or a temperature of 0.
+
+    Formula: p = exp(z[i, k] - m[i] - log_s[i]);
+    dlogits[i, k] = (p * (a[i] + e[i] * z[i, k]) + b[i] * [k + first == labels[i]] + c[i] * weight[k]) * dz/dx;
+    dz/dx = (1 - tanh(x / softcap)**2) / temperature.
+    Source: Megatron-LM, vocabulary-parallel cross-entropy (arXiv 1909.08053, section 3).
+
+    Example:
+    >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
+    >>> factors = np.array([[2.0, 3.0], [0.4, 0.1], [1.0, 1.0], [-1.0, -1.0], [0.0, 0.0], [0.0, 0.0]], np.float32)
+    >>> opgrad.cross_entropy_shard_grad(logits, np.array([3, 5]), factors, first=3)
+    array([[-0.3297,  0.0907,  0.2466],
+           [ 0.045 ,  0.9048, -0.955 ]], dtype=float32)
+    """
+    z = _z_of_shard(logits, softcap, temperature)
+    m, log_s, a, b, c, e = (each[:, np.newaxis] for each in factors)
+    p = np.exp(z - m - log_s)
+    own, place = _own(labels, first, logits.shape[1])
+    onehot = own[:, np.newaxis] & (place[:, np.newaxis] == np.arange(logits.shape[1]))
+    dz = p * (a + np.where(p == 0, 0, e * z)) + b * onehot + c * (1.0 if weight is None else weight)
+    slope = (1 - np.tanh(logits / softcap) ** 2 if softcap else 1.0) / temperature
+    silent = (a == 0) & (b == 0) & (c == 0) & (e == 0)
+    return np.where(silent, 0, dz * slope)

@@ -7,7 +7,7 @@ import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, one_number, operator, shaped_like
 from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
-from opgrad.ops.reference.random import keep_mask, kept_scale
+from opgrad.ops.reference.dropout import keep_mask, kept_scale
 
 
 def ratio_checked(operator: str, model: str) -> Callable[[Shapes, Attributes], Shape]:

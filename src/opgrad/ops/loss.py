@@ -1,11 +1,30 @@
-"""Losses over the last axis: cross-entropy with dense and with sparse labels."""
+"""Losses of training graphs and of distillation, over the last axis.
 
+Cross-entropy with dense and with sparse labels, that of a linear layer's results, whose logits are never whole in
+memory, and divergences of softmax distributions from those of a teacher.
+"""
+
+import math
 from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import IN_GRAPHS, OnnxName, Reduction, Tensor, like, operator, reference, shaped_like
+from opgrad.contract import (
+    IN_GRAPHS,
+    OnnxName,
+    Reduction,
+    Tensor,
+    finite,
+    like,
+    one_of,
+    operator,
+    reference,
+    shaped_like,
+)
 from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
+from opgrad.contract.quantized import not_negative, number_like, quantized, weight_bits, whole_bytes
+from opgrad.ops.cross_entropy import Positive, Share
+from opgrad.ops.quantized import Scales, Zeros, floats_of
 
 LogProb = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 
@@ -217,3 +236,236 @@ def sparse_softmax_cross_entropy_grad(
     factor = weights * (dy if reduction == "none" else dy.reshape(())) / divisor
     onehot = labels[..., np.newaxis] == np.arange(log_prob.shape[-1])
     return factor[..., np.newaxis] * (np.exp(log_prob) - onehot)
+
+
+Logits = Annotated[Array, Tensor(FLOATS, ranks=range(2, 3))]
+Teacher = Annotated[Array, like("logits")]
+OF_ROWS = Tensor(
+    ("float32", "float64"), lambda shapes, _: shapes["logits"][:1], "the rows of logits", dtype_of="logits"
+)
+OfRow = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["logits"][:1], "the rows of logits")]
+
+
+def _share(p: Array, log_ratio: Array) -> Array:
+    """p * log_ratio, and 0 where p is, whatever the ratio is there."""
+    return np.where(p == 0, 0, p * np.where(p == 0, 0, log_ratio))
+
+
+@operator(
+    "loss = beta * KL(teacher || mixture) + (1 - beta) * KL(student || mixture), and dlogits",
+    support=IN_GRAPHS,
+    results={"loss": OF_ROWS, "dlogits": like("logits")},
+    in_place={"dlogits": ("logits",)},
+)
+def softmax_divergence_and_grad(
+    logits: Logits, teacher_logits: Teacher, dloss: OfRow | None = None, beta: Share = 0.5,
+    temperature: Positive = 1.0, *, out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """How far each row's softmax is from a teacher's, by the generalized Jensen-Shannon divergence, and its gradient.
+
+    logits: the student's, shape (N, C); float32, float64, float16 or bfloat16.
+    teacher_logits: of the shape and dtype of logits; they get no gradient.
+    dloss: gradient with respect to loss, shape (N,), any of the four dtypes; None: all 1.
+    beta: in [0, 1], the share of the teacher in the mixture. 0 stands for KL(teacher || student), 1 for KL(student ||
+        teacher), which are the limits of the divergence over beta, and over 1 - beta.
+    temperature: above 0; divides both logits.
+    out: where to write loss and dlogits; the latter may be logits.
+
+    Returns (loss, dlogits): loss of shape (N,) in float32, or float64 for float64; dlogits of the shape and dtype of
+    logits. Classes of probability 0 count nothing. NaN and +inf in a row make it NaN. Raises TypeError, ValueError.
+
+    Formula: p, q = softmax(teacher_logits / temperature), softmax(logits / temperature); m = beta * p + (1 - beta) * q;
+    loss = sum(beta * p * log(p / m) + (1 - beta) * q * log(q / m)); dlogits = dloss / temperature * q *
+    (d - sum(q * d)), d = (1 - beta) * log(q / m).
+    Source: Agarwal et al., "On-Policy Distillation of Language Models", 2024.
+
+    Example:
+    >>> student = np.array([[0.0, 1.0, 2.0], [1.0, 1.0, 1.0]], np.float32)
+    >>> teacher = np.array([[0.0, 1.0, 2.0], [0.0, 0.0, 3.0]], np.float32)
+    >>> loss, dlogits = opgrad.softmax_divergence_and_grad(student, teacher, beta=0.0)
+    >>> loss.round(4) + 0.0, dlogits.round(4) + 0.0
+    (array([0.   , 0.732], dtype=float32), array([[ 0.    ,  0.    ,  0.    ],
+           [ 0.2881,  0.2881, -0.5761]], dtype=float32))
+    """
+    log_q, log_p = (reference("log_softmax")(x / temperature) for x in (logits, teacher_logits))
+    p, q = np.exp(log_p), np.exp(log_q)
+    slope = (np.ones(len(logits)) if dloss is None else dloss)[:, None] / temperature
+    if beta == 0:
+        return _share(p, log_p - log_q).sum(1), slope * (q * p.sum(1, keepdims=True) - p)
+    if beta == 1:
+        loss, d = _share(q, log_q - log_p), log_q - log_p
+    else:
+        # log(q / m) and log(p / m) by log(p / q): a difference from log(m) is inexact where p / q is near 1.
+        near = np.clip(log_p - log_q, -700, 700)
+        log_ratio = -np.log1p(beta * np.expm1(near))
+        loss = beta * _share(p, log_ratio + near) + (1 - beta) * _share(q, log_ratio)
+        d = (1 - beta) * log_ratio
+    d = np.where(q == 0, 0, d)
+    mean = (q * d).sum(1, keepdims=True) / q.sum(1, keepdims=True)
+    return loss.sum(1), slope * q * (d - mean)
+
+
+NODE = {
+    "N": 0,
+    "K": 0,
+    "bits": 0,
+    "row_block": 1,
+    "column_block": 0,
+    "transB": 1,
+    "signed": 0,
+    "zero_point": 0.0,
+    "reduction": "mean",
+    "ignore_index": -100,
+}
+INPUTS = ("x", "b", "labels", "scales?", "zero_points?", "weight?")
+TYPES: dict[str, str | tuple[str, ...]] = {
+    "b": ("uint8", "float32", "float16", "bfloat16"),
+    "labels": ("int64",),
+    "zero_points": ("uint8", "float32"),
+    "weight": ("float32",),
+}
+
+
+def _x(shapes: Shapes, attributes: Attributes) -> Shape:
+    return (*shapes["x"][:-1], attributes["K"])
+
+
+def _b(shapes: Shapes, attributes: Attributes) -> Shape:
+    if attributes["bits"]:
+        return number_like("b", shapes, quantized(shapes, attributes).packed)
+    sizes = attributes["N"], attributes["K"]
+    return sizes if attributes["transB"] else sizes[::-1]
+
+
+def _tokens(shapes: Shapes, attributes: Attributes) -> Shape:
+    return shapes["x"][:-1]
+
+
+X = Annotated[Array, Tensor(FLOATS, _x, "whose last size is K", ranks=range(1, 65))]
+Weights = Annotated[
+    Array, Tensor(("uint8", *FLOATS), _b, "the sizes of the weights, or their bytes", ranks=range(1, 65))
+]
+Labels = Annotated[Array, Tensor(INTEGERS, _tokens, "that of x without its last axis")]
+TokenWeights = Annotated[Array, Tensor(FLOATS, _tokens, "that of x without its last axis")]
+Bits = Annotated[int, weight_bits]
+Size = Annotated[int, not_negative]
+Columns = Annotated[int, whole_bytes]
+Zero = Annotated[float, finite]
+Reduced = Annotated[str, one_of("mean", "sum", "none")]
+LINEAR_LOSS = Tensor(
+    ("float32", "float64"),
+    lambda shapes, attributes: _tokens(shapes, attributes) if attributes["reduction"] == "none" else (),
+    "what the reduction gives",
+    dtype_of="x",
+)
+DX = like("x")
+
+
+@operator(
+    "loss = sum(weight * (log(sum(exp(z))) - z[label])) / W, z = x @ w.T",
+    support=IN_GRAPHS,
+    results={"loss": LINEAR_LOSS},
+    onnx=OnnxName("LinearCrossEntropyLoss", INPUTS, ("loss",), NODE, types=TYPES),
+)
+def linear_cross_entropy_loss(
+    x: X, b: Weights, labels: Labels, scales: Scales | None = None, zero_points: Zeros | None = None,
+    weight: TokenWeights | None = None, N: Size = 0, K: Size = 0, bits: Bits = 0, row_block: Size = 1,
+    column_block: Columns = 0, transB: bool = True, signed: bool = False, zero_point: Zero = 0.0,
+    *, reduction: Reduced = "mean", ignore_index: int = -100, out: Array | None = None,
+) -> Array:  # fmt: skip
+    """Softmax cross-entropy of the logits x @ w.T, for w of floats or of a few bits; a chunk of tokens at a time.
+
+    x: what the layer is given for each token, shape [.., K]; float32, float64, float16 or bfloat16.
+    b: the weights: with bits 0 floats, [N, K], or [K, N] if transB is False; else bytes, as quantized_matmul_grad
+        takes them.
+    labels: the class of each token, the shape of x without its last axis; int32 or int64 in [0, N), or ignore_index.
+    scales, zero_points, bits, row_block, column_block, transB, signed, zero_point: as quantized_matmul_grad takes them.
+    weight: what each token's loss is multiplied with, the shape of labels; any float dtype. None: 1.
+    N, K: the number of classes, and that of the numbers of a token.
+    reduction: "mean", over the weights of tokens that are not ignored, "sum", or "none": a loss for each token.
+    ignore_index: the label of tokens that do not count.
+    out: where to write.
+
+    Returns the loss, float32 (float64 for float64); 0 if no token counts. Logits are computed in float32.
+    Raises TypeError, ValueError, the latter for a label out of range, too, naming the first one, before anything is
+    written.
+
+    Formula: loss = sum(weight * (log(sum(exp(z))) - z[label])) / W, z = x @ w.T, W = sum(weight) for "mean", else 1.
+    Source: torch.nn.functional.linear_cross_entropy; LinearCrossEntropyLoss is the node in com.microsoft here.
+
+    Example:
+    >>> x, w = np.array([[1.0, 0.0], [0.0, 2.0]], np.float32), np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
+    >>> opgrad.linear_cross_entropy_loss(x, w, np.array([0, 1]), N=2, K=2)
+    array(0.2201, dtype=float32)
+    """
+    given = {"N": N, "K": K, "bits": bits, "row_block": row_block, "column_block": column_block, "transB": transB}
+    logits, _ = _logits(x, b, scales, zero_points, given, signed, zero_point)
+    options: Attributes = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
+    return _loss_and_slope(logits, labels, **options)[0]
+
+
+@operator(
+    "loss as of linear_cross_entropy_loss; dx = weight * (softmax(z) - onehot(label)) @ w / W",
+    support=IN_GRAPHS,
+    forward="linear_cross_entropy_loss",
+    results={"loss": LINEAR_LOSS, "dx": DX},
+    onnx=OnnxName("LinearCrossEntropyLossAndGrad", INPUTS, ("loss", "dx"), NODE, types=TYPES),
+)
+def linear_cross_entropy_loss_and_grad(
+    x: X, b: Weights, labels: Labels, scales: Scales | None = None, zero_points: Zeros | None = None,
+    weight: TokenWeights | None = None, N: Size = 0, K: Size = 0, bits: Bits = 0, row_block: Size = 1,
+    column_block: Columns = 0, transB: bool = True, signed: bool = False, zero_point: Zero = 0.0,
+    *, reduction: Reduced = "mean", ignore_index: int = -100, out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The loss of linear_cross_entropy_loss and its gradient with respect to x, of which the logits are computed once.
+
+    x, b, labels, scales, zero_points, weight, N, K, bits, row_block, column_block, transB, signed, zero_point,
+    reduction, ignore_index: as linear_cross_entropy_loss takes them.
+    out: a tuple of arrays for the results, which must not overlap the arguments.
+
+    Returns (loss, dx), dx of the shape and dtype of x, 0 for ignored tokens. Raises TypeError, ValueError, as
+    linear_cross_entropy_loss.
+
+    Formula: dx = weight * (softmax(z) - onehot(label)) @ w / W, z = x @ w.T, W = sum(weight) for "mean", else 1.
+    Source: torch.nn.functional.linear_cross_entropy; LinearCrossEntropyLossAndGrad is the node in com.microsoft here.
+
+    Example:
+    >>> x, w = np.array([[1.0, 0.0], [0.0, 2.0]], np.float32), np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
+    >>> opgrad.linear_cross_entropy_loss_and_grad(x, w, np.array([0, 1]), N=2, K=2)
+    (array(0.2201, dtype=float32), array([[-0.1345,  0.1345],
+           [ 0.0596, -0.0596]], dtype=float32))
+    """
+    given = {"N": N, "K": K, "bits": bits, "row_block": row_block, "column_block": column_block, "transB": transB}
+    logits, w = _logits(x, b, scales, zero_points, given, signed, zero_point)
+    options: Attributes = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
+    loss, slope = _loss_and_slope(logits, labels, **options)
+    return loss, (slope @ w).reshape(x.shape)
+
+
+def _logits(
+    x: Array, b: Array, scales: Array | None, zero_points: Array | None, given: Attributes, signed: bool, zero: float
+) -> tuple[Array, Array]:
+    """The logits [tokens, N], and the weights [N, K]."""
+    w = b
+    if given["bits"] and scales is not None:
+        w = floats_of(b, scales, zero_points, None, given, signed, zero)
+    w = w if given["transB"] else w.T
+    return x.reshape(math.prod(x.shape[:-1]), given["K"]) @ w.T, w
+
+
+def _loss_and_slope(
+    logits: Array, labels: Array, *, weight: Array | None, ignore_index: int, reduction: str
+) -> tuple[Array, Array]:
+    """The loss, and its gradient with respect to the logits."""
+    shape, labels = labels.shape if reduction == "none" else (), labels.reshape(-1)
+    counts = labels != ignore_index
+    picked = np.where(counts, labels, 0)
+    weights = np.where(counts, 1.0 if weight is None else weight.reshape(-1), 0.0)
+    total = weights.sum() if reduction == "mean" else np.float64(1)
+    if not logits.size or not total:
+        return np.zeros(shape), np.zeros(logits.shape)
+    log_prob = reference("log_softmax")(logits)
+    each = np.where(counts, -np.take_along_axis(log_prob, picked[:, None], 1)[:, 0] * weights, 0.0)
+    loss = each.reshape(shape) if reduction == "none" else each.sum() / total
+    slope = np.exp(log_prob) - (np.arange(logits.shape[1]) == picked[:, None])
+    return np.asarray(loss), np.where(counts[:, None], slope * (weights / total)[:, None], 0.0)

@@ -10,9 +10,8 @@ from opgrad.contract.arrangement import sum_to
 from opgrad.contract.attributes import FLOATS, Array
 from opgrad.ops.reference import post_ops as chain
 from opgrad.ops.reference import primitive
-from opgrad.ops.reference.dropout import Dropout
+from opgrad.ops.reference.dropout import Dropout, keep_mask
 from opgrad.ops.reference.post_ops import PostOp
-from opgrad.ops.reference.random import keep_mask
 
 X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 Y = Annotated[Array, like("dy", ranks=range(1, 65))]

@@ -13,7 +13,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from opgrad.call.libraries import torch_private
 from opgrad.contract import Operator, Tensor
-from opgrad.ops.reference.rotary import PACKED
+from opgrad.ops.attention import PACKED
 from opgrad.torch.schema import REGISTERED, Registered
 
 Given = Mapping[str, Any]  # a call's arguments by parameter name; DTensor's specs stand for the tensors
@@ -127,13 +127,16 @@ def _attention(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placement
         yield found
 
 
-FAMILIES: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
-    "rotary": _rotary,
+# By the name of an operator, or of the one whose gradient it is.
+RULES: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
+    "rotary_embedding": _rotary,
     "attention": _attention,
-    "normalization": _normalization,
-    "gated": _everywhere,
+    "attention_grad": _attention,
+    "layer_normalization": _normalization,
+    "simplified_layer_normalization": _normalization,
+    "gated_linear_unit": _everywhere,
     "dropout": _nowhere,
-    "sink": _nowhere,
+    "sink_softmax": _nowhere,
 }
 KINDS: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
     "elements": _elements,
@@ -154,7 +157,7 @@ def _rule(operator: Registered, *arguments: Any) -> list[tuple[list[Any], list[A
             [placements.get(name, whole) for name in op.results],
             [placements.get(name, whole) if name in shapes else None for name in operator.names[: len(arguments)]],
         )
-        for placements in ({}, *(FAMILIES.get(op.family) or KINDS[op.kind])(op, shapes, given))
+        for placements in ({}, *(RULES.get(op.forward or op.name) or KINDS[op.kind])(op, shapes, given))
     ]
 
 

@@ -1,4 +1,4 @@
-"""Dropout and its gradient. Philox 4x32-10 of an element's index decides, as `opgrad.ops.reference.random` defines it.
+"""Dropout and its gradient. Philox 4x32-10 of an element's index decides, as `opgrad.ops.reference.dropout` defines it.
 
 The four words of an evaluation belong to neighbouring elements. Words are the lower halves of 64-bit lanes, so that a
 multiplication gives both halves of a product; upper halves may hold anything.

@@ -1,17 +1,69 @@
-"""The gradients of pooling, a plane (one image's channel) or a row of one at a time.
+"""Kernels of the gradients of pooling and of resizing.
 
-A plane of x has `depth` x `height` x `width` elements, of which the first ones may be 1.
+A plane of x has `depth` x `height` x `width` elements, of which the first ones may be 1. For each axis tables hold the
+sources of an element and their weights: rows of a result are weighted sums of other rows.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Private, Units
 from opgrad.cpu.compiler.words import load_f64, load_word, store_word
 from opgrad.cpu.kernels.loops.fold import CHUNK
-from opgrad.cpu.kernels.loops.map import write_same, write_zeros
-from opgrad.cpu.kernels.loops.weighted import Along, add_rows, add_times
+from opgrad.cpu.kernels.loops.map import mapped, write_same, write_times, write_zeros
+
+
+class Along(NamedTuple):
+    """An axis: how many elements the result and the source have along it, and the addresses of its tables.
+
+    Element i is the sum over sources[starts[i]:starts[i + 1]], with the weights at the same places.
+    """
+
+    size: int
+    count: int
+    starts: int
+    sources: int
+    weights: int
+
+
+_write_sum = mapped(lambda sums, x, factor: sums + x * factor)
+
+
+@inline
+def add_times(sums, x, n: int, factor) -> None:
+    """sums[0:n] += x * factor"""
+    _write_sum(sums, 0, n, 0, (sums, x), (factor,))
+
+
+@inline
+def add_rows(sums, x, plane: int, d: int, h: int, depth, height, row: int, begin: int, n: int, factor, chunk) -> None:
+    """sums[0:n] = the weighted sum of the rows of x that are the sources of row (d, h) of the result.
+
+    Of each row of x, only the n elements from `begin` on are read. plane: the number of the plane, which x and the
+    result share. row: how many elements a row of x has. factor: a factor of all weights. chunk: memory for n elements,
+    in which CHUNK rows are summed before they are added to `sums`.
+    """
+    begun, end_h = 0, load_word(height.starts, h + 1)
+    for a in range(load_word(depth.starts, d), load_word(depth.starts, d + 1)):
+        outer = plane * depth.count + load_word(depth.sources, a)
+        for b in range(load_word(height.starts, h), end_h, CHUNK):
+            target = chunk if begun else sums
+            for c in range(b, min(b + CHUNK, end_h)):
+                weight = v.number(sums, load_f64(depth.weights, a) * load_f64(height.weights, c) * factor)
+                source = x + ((outer * height.count + load_word(height.sources, c)) * row + begin)
+                if c == b:
+                    write_times(target, 0, n, 0, (source,), (weight,))
+                else:
+                    add_times(target, source, n, weight)
+            if begun:
+                add_times(sums, chunk, n, 1.0)
+            begun = 1
+    if not begun:
+        write_zeros(sums, 0, n, 0)
+
+
+# --- pooling: a plane (one image's channel) or a row of one at a time ------------------------------------------------
 
 SIZES = (int, int, int)  # the annotation of a plane's sizes; those that an image lacks are 1
 
@@ -140,3 +192,65 @@ def share_out(
                     v.store_one(sums, o, v.load_one(sums, o) * v.number(dx, relative))
             sum_windows(line, width, sums, chunk)
         write_same(dx + row * width.size, 0, width.size, 0, (line,), ())
+
+
+# --- resizing: rows of dx, each of a few rows of dy, and then of neighbours in the row -------------------------------
+
+PIECE: Final = 2048  # elements of a row whose size stays: their sums remain in the first-level cache
+ROWS: Final = 4  # rows for which a table is read once
+
+
+@inline
+def combine_rows(lines, rows: int, sums, length: int, row) -> None:
+    """lines[r, i] = the weighted sum of the elements of sums[r] that are the sources of i, for up to four rows r.
+
+    Lines behind the last row get what it gets.
+    """
+    s, t, u = sums + min(1, rows - 1) * length, sums + min(2, rows - 1) * length, sums + (rows - 1) * length
+    zero, at = v.number(sums, 0.0), load_word(row.starts, 0)
+    for i in range(row.size):
+        end = load_word(row.starts, i + 1)
+        a, b, c, d = zero, zero, zero, zero
+        while at < end:
+            stop = min(at + CHUNK, end)
+            e, f, g, h = zero, zero, zero, zero
+            while at < stop:
+                o, weight = load_word(row.sources, at), v.number(sums, load_f64(row.weights, at))
+                e += v.load_one(sums, o) * weight
+                f += v.load_one(s, o) * weight
+                g += v.load_one(t, o) * weight
+                h += v.load_one(u, o) * weight
+                at += 1
+            a, b, c, d = a + e, b + f, c + g, d + h
+        v.store_one(lines, i, a)
+        v.store_one(lines, row.size + i, b)
+        v.store_one(lines, 2 * row.size + i, c)
+        v.store_one(lines, 3 * row.size + i, d)
+
+
+@kernel
+def gather_rows(
+    units: Units, depth: Along, height: Along, width: Along, same, pieces, piece, dy: Pointer, dx: Pointer,
+    sums: Private, chunk: Private, lines: Private,
+):  # fmt: skip
+    """A unit is up to four rows of dx that follow each other in a plane, or one of so many pieces of them.
+
+    same: whether the size of rows stays. Rows whose elements are combined stand in `lines` first, as vectors convert
+    them faster than single numbers.
+    """
+    groups = (height.size + ROWS - 1) // ROWS
+    for unit in units:
+        begin = unit % pieces * piece
+        group = unit // pieces
+        h, outer = group % groups * ROWS, group // groups
+        plane, d = outer // depth.size, outer % depth.size
+        n, rows = min(piece, width.count - begin), min(ROWS, height.size - h)
+        out = dx + ((outer * height.size + h) * width.size + begin)
+        for r in range(rows):
+            line = sums + r * piece
+            add_rows(line, dy, plane, d, h + r, depth, height, width.count, begin, n, 1.0, chunk)
+            if same:
+                write_same(out + r * width.size, 0, n, 0, (line,), ())
+        if not same:
+            combine_rows(lines, rows, sums, piece, width)
+            write_same(out, 0, rows * width.size, 0, (lines,), ())

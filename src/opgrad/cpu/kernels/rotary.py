@@ -4,7 +4,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.gather import named
+from opgrad.cpu.kernels.indexing import named
 from opgrad.cpu.kernels.loops.map import mapped_to_each, write_same
 
 

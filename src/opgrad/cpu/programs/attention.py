@@ -5,14 +5,355 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
+
 from opgrad.contract import Shape, Spec
 from opgrad.contract.arrangement import contiguous
-from opgrad.contract.signature import Problem
-from opgrad.cpu.kernels.attention import forward
-from opgrad.cpu.programs.attending import AttentionGradientSteps, AttentionSteps
+from opgrad.contract.signature import Problem, wrong_index
+from opgrad.cpu.compiler.decorators import Kernel
+from opgrad.cpu.kernels import gemm
+from opgrad.cpu.kernels.attention import backward as backward_kernels
+from opgrad.cpu.kernels.attention import forward, tiles
+from opgrad.cpu.kernels.attention.tiles import (
+    ADDED,
+    ADDED_TO_ROW,
+    NO_MASK,
+    ROW_SELECTED,
+    SELECTED,
+    SPAN,
+    Drop,
+    Heads,
+    Mask,
+    Scores,
+    Seen,
+    TileSizes,
+)
+from opgrad.cpu.kernels.rotary import turn
+from opgrad.cpu.kernels.softmax.rows import soften, soften_back, sum_parts
+from opgrad.cpu.programs.building import ProductSteps, ProgramSteps
+from opgrad.cpu.programs.indexing import check_indices
 from opgrad.cpu.programs.softmax import softmax, softmax_grad
-from opgrad.cpu.runtime.program import Program, ceil_div, whole_vectors
-from opgrad.ops.reference.random import kept_scale
+from opgrad.cpu.runtime.program import Address, Program, Scratch, ceil_div, whole_vectors
+from opgrad.ops.attention import PACKED, rotation
+from opgrad.ops.reference import attending
+from opgrad.ops.reference.dropout import keep_threshold, kept_scale
+
+LOG2_E: Final = math.log2(math.e)
+KEYS_BACK: Final = 4 * gemm.CHUNK  # of a block of the gradient whose heads are small
+SMALL_HEAD: Final = 64
+SUMS_BYTES: Final = 24 << 20  # of memory in which gradients are summed up; threads wait for each other at its rounds
+FAR: Final = 1 << 40  # keys on a side of a query, where they are not limited
+
+
+class AttentionSteps(ProductSteps):
+    """What the steps of both programs are given, made of a problem."""
+
+    def __init__(self, problem: Problem, operator: str):
+        super().__init__(problem)
+        self.operator = operator
+        self.shapes = problem.shapes
+        self.sizes = attending.sizes(self.shapes, problem.attributes)
+        self.group = max(self.sizes.heads // max(self.sizes.kv_heads, 1), 1)
+        self.is_packed = "cu_seqlens_q" in self.shapes
+        self.seen = self._seen()
+
+    # --- arrays -----------------------------------------------------------------------------------------------------
+
+    def strides(self, name: str) -> tuple[int, ...]:
+        """In elements."""
+        spec = self.problem.specs[name]
+        assert spec.strides is not None
+        steps = zip(spec.shape, spec.strides, strict=True)
+        return tuple(stride // spec.dtype.itemsize if size > 1 else 0 for size, stride in steps)
+
+    def heads(self, name: str) -> Any:
+        """Queries, keys or values; None if they are not given."""
+        if not self.given(name):
+            return None
+        strides = self.strides(name)
+        if self.is_packed:
+            row, head, batch = strides[0], strides[1], 0
+        elif self.problem.attributes["layout"] == "BHLD":
+            batch, head, row = strides[:3]
+        else:
+            batch, row, head = strides[:3]
+        return Heads(self.problem[name], batch, head, row)
+
+    def rows(self, name: str) -> Any:
+        """What there is of each query of each head; None if it is not given."""
+        if not self.given(name):
+            return None
+        strides = (0, *self.strides(name))[-3:]
+        return Heads(self.problem[name], *strides)
+
+    def mask(self) -> Mask:
+        if not self.given("mask"):
+            return Mask(self.absent(), NO_MASK, 0, 0, 0)
+        batch, head, row, column = (0, 0, 0, 0, *self.strides("mask"))[-4:]
+        numbers, of_row = self.problem["mask"].dtype != "bool", column == 0 and self.sizes.keys > 1
+        kind = (ADDED_TO_ROW if of_row else ADDED) if numbers else (ROW_SELECTED if of_row else SELECTED)
+        return Mask(self.problem["mask"], kind, batch, head, row)
+
+    def sink(self) -> tuple[Any, int]:
+        return (self.problem["sink"], 1) if self.given("sink") else (self.absent(), 0)
+
+    def absent(self) -> Any:
+        """In place of an operand that is not given: of the dtype that most have, so that both share their kernels."""
+        return Address(0, self.problem["q"].dtype)
+
+    # --- scores -----------------------------------------------------------------------------------------------------
+
+    def scores(self) -> Scores:
+        scale, cap = self.problem.attributes["scale"], self.problem.attributes["softcap"]
+        scale = self.sizes.size**-0.5 if scale is None else scale
+        return Scores(scale / cap if cap else scale * LOG2_E, cap * LOG2_E, self.mask())
+
+    def for_scores(self, sizes: TileSizes) -> dict[str, Any]:
+        """The arguments by which kernels compute scores."""
+        return {"sizes": sizes, "seen": self.seen, "scores": self.scores(), "drop": self.drop()}
+
+    def drop(self) -> Drop:
+        probability = self.problem.attributes["dropout"]
+        threshold = keep_threshold(probability) if probability else 0
+        return Drop(self._number("seed"), self._number("offset"), threshold, kept_scale(probability))
+
+    def _number(self, name: str) -> Any:
+        return self.problem[name] if self.given(name) else Address(self.tables.add([0]), "int64")
+
+    # --- which keys a query sees ------------------------------------------------------------------------------------
+
+    def _seen(self) -> Seen:
+        left, right = (FAR if side < 0 else side for side in self.problem.attributes["window"])
+        causal = self.problem.attributes["causal"]
+        count = self.shapes["cu_seqlens_q"][0] - 1 if self.is_packed else 1
+        return Seen(self._spans(), count, int(causal == "bottom_right"), left, 0 if causal else right)
+
+    def _spans(self) -> Any:
+        batch, queries, keys = self.sizes.batch, self.sizes.queries, self.sizes.keys
+        if not self.is_packed and not self.given("key_lengths"):
+            return self.tables.add(np.array([[0, queries, 0, keys]] * batch))
+        count = self.shapes["cu_seqlens_q"][0] - 1 if self.is_packed else batch
+        spans = self.workspace.shared(max(SPAN * count, 1), "int64")
+        arguments = {"queries": queries, "keys": keys, "spans": spans, "status": Scratch()}
+        if self.is_packed:
+            q = self.problem["cu_seqlens_q"]
+            k = self.problem["cu_seqlens_k"] if self.given("cu_seqlens_k") else q
+            self.add_parts(tiles.spans_of_sequences, **arguments, count=count, q=q, k=k)
+        else:
+            lengths = self.problem["key_lengths"]
+            self.add_parts(tiles.spans_of_lengths, **arguments, batch=batch, lengths=lengths)
+        return spans
+
+    def explain(self, position: int, value: int) -> Exception:
+        """The error for a wrong length or start."""
+        if not self.is_packed:
+            return self._wrong("key_lengths", position, value, self.sizes.keys)
+        count = self.shapes["cu_seqlens_q"][0]
+        name, length = ("cu_seqlens_k", self.sizes.keys) if position >= count else ("cu_seqlens_q", self.sizes.queries)
+        if not self.given("cu_seqlens_k"):
+            name = "cu_seqlens_q"
+        return self._wrong(name, position % count, value, length, rising=True)
+
+    def _wrong(self, name: str, position: int, value: int, largest: int, rising: bool = False) -> Exception:
+        expected = f"0 to {largest}" + (", rising" if rising else "")
+        return ValueError(f"{self.operator}: {name}[{position}] is {value}, expected {expected}")
+
+    # --- working memory ---------------------------------------------------------------------------------------------
+
+    def private_panels(self, depth: int, columns: int) -> tuple[Scratch, int]:
+        """Private memory for packed rows, and the numbers of a panel."""
+        count, panel = self.panels(depth, columns)
+        return self.workspace.private(count * panel), panel
+
+    def with_block(self, rows: int) -> TileSizes:
+        """The sizes with blocks of queries that make about so many rows in all heads that share keys."""
+        s = self.sizes
+        block = max(1, min(rows // self.group, s.queries))
+        return TileSizes(*s, block)
+
+
+# --- the gradient ---------------------------------------------------------------------------------------------------
+
+
+class AttentionGradientSteps(AttentionSteps):
+    """Puts the steps of the gradient together."""
+
+    def __init__(self, problem: Problem):
+        super().__init__(problem, "attention_grad")
+        s = self.sizes
+        self.block_keys = KEYS_BACK if max(s.size, s.v_size) <= SMALL_HEAD else KEYS_BACK // 2
+        self.block_queries = self.block_keys
+        self.wanted = [name for name in ("dq", "dk", "dv") if self.given(name)]
+        names = "power", "rest", "delta"
+        self.of_queries = {name: self.workspace.shared(s.batch * s.heads * s.queries) for name in names}
+        self.memory = self._memory()
+
+    def add_rows(self, kernel: Kernel, heads: int, length: int, row: int, /, **arguments: Any) -> None:
+        """Add a step whose units are rows of heads, of so many numbers each."""
+        self.add(kernel, heads * length, 2 * row * self.item, **arguments)
+
+    def prepare(self) -> None:
+        s, has_dlse = self.sizes, self.given("dlse")
+        lse = self.rows("lse")
+        arguments = {"dy": self.heads("dy"), "y": self.heads("y"), "lse": lse, "sizes": self.with_block(1)}
+        arguments |= {"dlse": self.rows("dlse") if has_dlse else lse, "has_dlse": has_dlse, **self.of_queries}
+        self.add_rows(backward_kernels.prepare_rows, s.batch * s.heads, s.queries, s.v_size, **arguments)
+        units = s.batch * s.heads * -(-s.queries // backward_kernels.ROWS)
+        sinks = backward_kernels.Sinks(*self.sink(), self.block_keys)
+        self.add_parts(backward_kernels.sum_far_rows, units, **self.memory, sinks=sinks)
+
+    def masks(self) -> None:
+        """The step that writes dmask."""
+        keys, rows = self.block_keys, backward_kernels.ROWS
+        batches, heads, queries, columns = (1, 1, 1, 1, *self.shapes["dmask"])[-4:]
+        strides = (0, 0, 0, 0, *self.strides("dmask"))[-4:-1]
+        sizes = (batches, heads, queries, columns)
+        dmask = backward_kernels.MaskGradient(self.problem["dmask"], *strides, *sizes, keys)
+        sums = self.workspace.private(rows * (keys + gemm.SPARE))
+        units = batches * heads * -(-queries // rows) * -(-columns // keys)
+        self.add_parts(backward_kernels.sum_mask, units, **self.memory, dmask=dmask, sums=sums)
+
+    def sinks(self) -> None:
+        s = self.sizes
+        sizes = {"batches": s.batch, "heads": s.heads, "queries": s.queries}
+        self.add(backward_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, **sizes, **self.of_queries)
+
+    # --- where sums are formed --------------------------------------------------------------------------------------
+
+    def of_result(self, name: str) -> tuple[int, int, int]:
+        """A result's heads for each head of keys, its length, and the numbers of a head."""
+        s = self.sizes
+        return {
+            "dq": (self.group, s.queries, s.size),
+            "dk": (1, s.keys, s.size),
+            "dv": (1, s.keys, s.v_size),
+        }[name]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether sums are formed in working memory, and rounded when they are complete."""
+        return self.problem["q"].dtype != self.workspace.precision
+
+    def heads_at_once(self) -> int:
+        """The heads of keys whose gradients are summed up together."""
+        every = max(self.sizes.batch * self.sizes.kv_heads, 1)
+        if not self.rounds:
+            return every
+        of_head = sum(math.prod(self.of_result(name)) for name in self.wanted) * self.item
+        return max(1, min(every, SUMS_BYTES // max(of_head, 1)))
+
+    def sums(self, at_once: int) -> dict[str, Any]:
+        """Where the gradients of the first heads of keys are summed up, by name."""
+        if not self.rounds:
+            return {name: self.heads(name) for name in self.wanted}
+        found = {}
+        for name in self.wanted:
+            heads, length, size = self.of_result(name)
+            of_batch = heads * self.sizes.kv_heads * length * size
+            found[name] = Heads(self.workspace.shared(at_once * heads * length * size), of_batch, length * size, size)
+        return found
+
+    def sums_from(self, sums: Any, name: str, first: int) -> Any:
+        """The sums that the memory of the first head of keys is used for from head `first` on."""
+        if not self.rounds:
+            return sums
+        heads, length, size = self.of_result(name)
+        return sums._replace(data=sums.data.moved(-first * heads * length * size))
+
+    # --- waves ------------------------------------------------------------------------------------------------------
+
+    def add_waves(self) -> None:
+        every, at_once = self.sizes.batch * self.sizes.kv_heads, self.heads_at_once()
+        sums = self.sums(at_once)
+        for first in range(0, every, at_once):
+            count = min(at_once, every - first)
+            self.add_round(first, count, {name: self.sums_from(sums[name], name, first) for name in sums})
+
+    def add_round(self, first: int, count: int, sums: Mapping[str, Any]) -> None:
+        """The steps of some heads of keys: clear the sums, add to them in waves, round them."""
+        s = self.sizes
+
+        def of_rows(name: str) -> tuple[int, int, int, dict[str, Any]]:
+            heads, length, size = self.of_result(name)
+            arguments = {"first": first * heads, "heads": heads * s.kv_heads, "length": length, "size": size}
+            return count * heads, length, size, arguments | {"x": sums[name]}
+
+        for name in sums:
+            heads, length, size, arguments = of_rows(name)
+            self.add_rows(backward_kernels.clear_rows, heads, length, size, **arguments)
+        blocks, key_blocks = -(-s.queries // self.block_queries), -(-s.keys // self.block_keys)
+        waves = max(blocks, key_blocks)
+        nothing = Heads(None, 0, 0, 0)  # type: ignore[arg-type]
+        results = [sums.get(name, nothing) for name in ("dq", "dk", "dv")]
+        results += [int(name in sums) for name in ("dq", "dk", "dv")]
+        for wave in range(waves if key_blocks else 0):
+            arguments = {**self.memory, "results": backward_kernels.BackwardResults(*results), "first_head": first}
+            arguments |= {"wave": wave, "waves": waves, "blocks": blocks, "block_keys": self.block_keys}
+            self.add_parts(backward_kernels.attend_back, count * blocks, **arguments)
+        for name in sums if self.rounds else ():
+            heads, length, size, arguments = of_rows(name)
+            self.add_rows(backward_kernels.round_rows, heads, length, size, **arguments, y=self.heads(name))
+
+    def _memory(self) -> dict[str, Any]:
+        """The arguments that the steps of all waves share with the step of dmask."""
+        s, private, rows, keys = self.sizes, self.workspace.private, backward_kernels.ROWS, self.block_keys
+        scale = s.size**-0.5 if self.problem.attributes["scale"] is None else self.problem.attributes["scale"]
+        (q, q_panel), (dy, dy_panel) = self.private_panels(rows, s.size), self.private_panels(rows, s.v_size)
+        (of_rows, row_panel), (k, k_panel) = self.private_panels(keys, s.size), self.private_panels(s.size, keys)
+        v, v_panel = self.private_panels(s.v_size, keys)
+        pitch = keys + gemm.SPARE
+        tile = backward_kernels.Tile(private(rows * pitch), private(rows * pitch), pitch, private(keys), private(keys))
+        arrays = [self.heads(name) for name in ("q", "k", "v", "dy")]
+        packed_keys = backward_kernels.PackedKeys(of_rows, k, v, row_panel, k_panel, v_panel)
+        as_rows = private(rows * s.size), private(rows * s.v_size)
+        return {
+            **self.for_scores(self.with_block(self.block_queries * self.group)),
+            "inputs": backward_kernels.BackwardInputs(*arrays, *self.of_queries.values(), scale),
+            "packed": backward_kernels.Packed(*as_rows, q, dy, q_panel, dy_panel),
+            "memory": backward_kernels.BackwardMemory(packed_keys, tile),
+        }
+
+
+def sink_softmax(problem: Problem) -> Program:
+    steps, (batches, heads, length, n) = ProgramSteps(problem), problem.specs["x"].shape
+    steps.add(soften, batches * heads * length, heads=heads, length=length, n=n)
+    return steps.program()
+
+
+def sink_softmax_grad(problem: Problem) -> Program:
+    steps, (batches, heads, length, n) = ProgramSteps(problem), problem.specs["dy"].shape
+    rows, sizes = batches * heads * length, {"heads": heads, "length": length}
+    parts = steps.workspace.shared(max(rows, 1))
+    steps.add(soften_back, rows, **sizes, n=n, parts=parts)
+    steps.add_parts(sum_parts, heads, **sizes, batches=batches, parts=parts)
+    return steps.program()
+
+
+def rotary_embedding(problem: Problem) -> Program:
+    return _turning(problem, "rotary_embedding", "x", "y", 1.0)
+
+
+def rotary_embedding_grad(problem: Problem) -> Program:
+    return _turning(problem, "rotary_embedding_grad", "dy", "dx", -1.0)
+
+
+def _turning(problem: Problem, operator: str, source: str, target: str, sign: float) -> Program:
+    steps, sizes = ProgramSteps(problem), rotation(operator, source, problem.shapes, dict(problem.attributes))
+    cos, positions, explain = problem.shapes["cos_cache"], problem["position_ids"], None
+    count = cos[0] if positions else 0
+    if positions:
+        check_indices(steps, count, "position_ids")
+        explain = wrong_index(problem, operator, count, "position_ids")
+    rows = sizes.batch * sizes.heads * sizes.tokens
+    if rows * sizes.size:
+        heads = {"tokens": sizes.tokens, "heads": sizes.heads, "tokens_inside": sizes.heads_first}
+        heads |= {"size": sizes.size, "half": sizes.half, "count": count}
+        batch_step = sizes.tokens if len(cos) == PACKED and cos[0] > 1 else 0
+        tables = {"cos": problem["cos_cache"], "sin": problem["sin_cache"], "positions": positions}
+        given = {"x": problem[source], "y": problem[target], **tables}
+        steps.add(turn, rows, **heads, batch_step=batch_step, sign=sign, **given)
+    return steps.program(explain=explain)
+
 
 ORDER: Final = (0, 1, 2)
 ATTRIBUTES: Final[Mapping[str, Any]] = {

@@ -1,14 +1,17 @@
 """Puts the program of a problem together: steps in order, with their working memory and their tables."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from opgrad.contract import DTYPES
 from opgrad.contract.signature import Explain, Problem
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
-from opgrad.cpu.kernels.loops.map import fill_zeros
+from opgrad.cpu.compiler.parameters import Rows
+from opgrad.cpu.kernels import gemm
+from opgrad.cpu.kernels.loops.map import BLOCK, fill_zeros
 from opgrad.cpu.programs.layout import Loops, precision
-from opgrad.cpu.runtime.program import Program, Step, Tables, Workspace, shared_out, streams
+from opgrad.cpu.runtime.program import Program, Step, Tables, Workspace, ceil_div, round_up, shared_out, streams
 
 
 class ProgramSteps:
@@ -70,3 +73,38 @@ class ProgramSteps:
     def given(self, name: str) -> bool:
         """Whether an operand is given or, of a result, wanted."""
         return self.problem.operands.get(name) is not None
+
+
+def elementwise_operator(kernel: Kernel, result: str, *inputs: str) -> Callable[[Problem], Program]:
+    """The function from problem to program of an elementwise_program operator. `inputs` are the formula's, in order."""
+
+    def of_problem(problem: Problem) -> Program:
+        return elementwise_program(problem, kernel, result, *inputs, alpha=problem.attributes.get("alpha", 0.0))
+
+    return of_problem
+
+
+def elementwise_program(problem: Problem, kernel: Kernel, result: str, *inputs: str, alpha: Any = 0.0) -> Program:
+    """The one step of an elementwise_program operator, which computes a result from inputs in the formula's order."""
+    steps, blocks, given = ProgramSteps(problem), ceil_div(problem.n, BLOCK), [as_rows(problem, x) for x in inputs]
+    y = as_rows(problem, result)
+    steps.add(kernel, problem.outer * blocks, blocks=blocks, n=problem.n, inputs=given, y=y, alpha=alpha)
+    return steps.program()
+
+
+def as_rows(problem: Problem, name: str) -> Rows:
+    """An operand as rows."""
+    operand: Any = problem[name]
+    return Rows(operand, operand.outer)
+
+
+class ProductSteps(ProgramSteps):
+    """The steps of a program that multiplies matrices. width: columns of a panel of packed rows."""
+
+    def __init__(self, problem: Problem, computed_in: str = ""):
+        super().__init__(problem, computed_in)
+        self.width = gemm.VECTORS * self.lanes
+
+    def panels(self, depth: int, columns: int) -> tuple[int, int]:
+        """How many panels so many columns of packed rows take, and the numbers of a panel of `depth` rows."""
+        return -(-columns // self.width), round_up(depth, self.lanes // 2) * self.width

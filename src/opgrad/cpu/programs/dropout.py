@@ -4,10 +4,9 @@ import math
 
 from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.dropout import BLOCK, GRADIENT, WHOLE_GRADIENT, drop, keep_all
-from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.elements import program
+from opgrad.cpu.programs.building import ProgramSteps, elementwise_program
 from opgrad.cpu.runtime.program import Program, ceil_div
-from opgrad.ops.reference.random import keep_threshold, kept_scale
+from opgrad.ops.reference.dropout import keep_threshold, kept_scale
 
 
 def dropout(problem: Problem) -> Program:
@@ -24,5 +23,5 @@ def dropout(problem: Problem) -> Program:
 def dropout_grad(problem: Problem) -> Program:
     ratio = problem.attributes["ratio"]
     if not problem.attributes["training_mode"] or ratio == 0.0:
-        return program(problem, WHOLE_GRADIENT, "dx", "dy")
-    return program(problem, GRADIENT, "dx", "dy", "mask", alpha=kept_scale(ratio))
+        return elementwise_program(problem, WHOLE_GRADIENT, "dx", "dy")
+    return elementwise_program(problem, GRADIENT, "dx", "dy", "mask", alpha=kept_scale(ratio))

@@ -11,8 +11,8 @@ from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.gemm import Matrix, ProductSizes
 from opgrad.cpu.kernels.quantized import Scales, Weights, Zeros
-from opgrad.cpu.programs.gather import check_indices
-from opgrad.cpu.programs.product_steps import ProductSteps
+from opgrad.cpu.programs.building import ProductSteps
+from opgrad.cpu.programs.indexing import check_indices
 from opgrad.cpu.runtime.program import Address, Program, round_up
 
 OPERATOR: Final = "quantized_matmul_grad"

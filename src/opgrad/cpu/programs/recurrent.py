@@ -17,7 +17,7 @@ from opgrad.cpu.kernels import gemm, recurrent
 from opgrad.cpu.kernels import recurrent as layers
 from opgrad.cpu.kernels.loops.map import fill_zeros
 from opgrad.cpu.kernels.recurrent import Layer, LayerMatrix, Panels, States
-from opgrad.cpu.programs.product_steps import ProductSteps
+from opgrad.cpu.programs.building import ProductSteps
 from opgrad.cpu.runtime.program import Program, round_up
 from opgrad.cpu.runtime.threads import chosen_threads
 

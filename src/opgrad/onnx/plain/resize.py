@@ -5,7 +5,7 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.plain.lowering import Call, NoForm, Results, lowers
-from opgrad.ops.reference.resizing import ATTRIBUTES, resized_axes
+from opgrad.ops.pooling import ATTRIBUTES, resized_axes
 
 ROI, SCALES = 2, 3  # indices of inputs
 FORM = [name for name in ATTRIBUTES if name not in ("axes", "keep_aspect_ratio_policy")]  # of one axis

@@ -2,7 +2,7 @@
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.plain.lowering import Call, NoForm, lowers
-from opgrad.ops.reference.rotary import PACKED
+from opgrad.ops.attention import PACKED
 
 END = 2**31 - 1  # beyond every axis
 

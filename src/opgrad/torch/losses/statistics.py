@@ -1,6 +1,6 @@
 """Cross-entropy of classes that are shared out, and of a linear layer whose logits exist in chunks.
 
-A part of the classes, a shard or a chunk, gives a few numbers for each row of logits (opgrad.ops.vocab_parallel). Those
+A part of the classes, a shard or a chunk, gives a few numbers for each row of logits (opgrad.ops.cross_entropy). Those
 of all parts together give the row's results, which are those of `sample_losses`, and the factors of every part's
 gradient. The logits of a chunk lie in a buffer, and so does their gradient.
 

@@ -1,5 +1,13 @@
-"""The steps of a convolution's gradients: the signals of x and dy, and products of signals."""
+"""The gradients of convolution and of transposed convolution, as products of signals.
 
+The channels of dy and x are laid out as signals, long rows of numbers in which element k of a window lies at a fixed
+distance from the window. Then dx is a sum of shifted signals of dy times filters, and dw consists of dot products of
+signals of one with shifted signals of the other. No matrix of windows is written. A batch is computed in chunks of
+images whose signals stay in the cache. If windows are large in proportion to the images, products of matrices of
+windows are faster, and take the place of signals.
+"""
+
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +16,108 @@ from typing import Any, Final
 import numpy as np
 
 from opgrad.base.locks import once
+from opgrad.contract import DTYPES
 from opgrad.contract.signature import Problem
-from opgrad.cpu.compiler.decorators import Kernel
+from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.kernels import convolution
-from opgrad.cpu.kernels.convolution import GridSteps, Images, ImageSizes, Ranges, Signals
+from opgrad.cpu.kernels import convolution, gemm
+from opgrad.cpu.kernels.convolution import Gathered, GridSteps, Images, ImageSizes, Ranges, Signals, WindowTables
+from opgrad.cpu.programs.arithmetic import add_sums, grouped
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.convolution.grid import SignalLayout
+from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.runtime.program import Program, round_up
+from opgrad.ops.reference.windows import MOST_AXES, WindowAxis, convolution_axes, transposed_axes
+
+# --- the grid of a signal, and the shift of a window's elements ------------------------------------------------------
+#
+# A window's element lies at s * q + r on an axis, for the stride s: q is its shift there, and r is its phase.
+
+
+@dataclass(frozen=True)
+class SignalLayout:
+    """The layout of signals. `along` has three axes; those that an image lacks come first and have one element."""
+
+    along: tuple[WindowAxis, ...]
+
+    @once
+    def elements(self) -> list[tuple[tuple[int, int], ...]]:
+        """For each element of a window and each axis: q and r of its distance s * q + r from the first element."""
+        kernels = itertools.product(*(range(axis.kernel) for axis in self.along))
+        return [
+            tuple(divmod(k * axis.dilation, axis.stride) for k, axis in zip(each, self.along, strict=True))
+            for each in kernels
+        ]
+
+    @once
+    def phases(self) -> list[tuple[int, ...]]:
+        """The phases of a window's elements: for each, the remainder r on every axis."""
+        return sorted({tuple(r for _, r in element) for element in self.elements})
+
+    @once
+    def ranges(self) -> list[list[tuple[int, int]]]:
+        """For each phase and axis: the first q at which x has an element, and the q behind the last."""
+        return [[_range(*each) for each in zip(self.along, r, strict=True)] for r in self.phases]
+
+    @once
+    def first(self) -> tuple[int, ...]:
+        """The q of the grid's first element on each axis."""
+        return tuple(min(low for low, _ in each) for each in zip(*self.ranges, strict=True))
+
+    @once
+    def grid(self) -> tuple[int, ...]:
+        """The number of the grid's elements on each axis.
+
+        A window that reaches beyond a row of dy, or of x, must meet zeros. The zeros behind a row are also those before
+        the next one, so few are needed: a row of 7 elements takes 8 for windows of 3.
+        """
+        last = (max(high for _, high in each) for each in zip(*self.ranges, strict=True))
+        reach = ((axis.kernel - 1) * axis.dilation // axis.stride for axis in self.along)
+        each = zip(self.along, reach, self.first, last, strict=True)
+        return tuple(max(axis.count + more - low, high) for axis, more, low, high in each)
+
+    @once
+    def taps(self) -> list[tuple[int, int]]:
+        """For each element of a window: the number of its phase, and its shift in a signal of that phase."""
+        found = []
+        for element in self.elements:
+            shift = 0
+            for (q, _), low, size in zip(element, self.first, self.grid, strict=True):
+                shift = shift * size + q - low
+            found.append((self.phases.index(tuple(r for _, r in element)), shift))
+        return found
+
+    @once
+    def reach(self) -> int:
+        """The largest shift in either direction."""
+        return max(abs(shift) for _, shift in self.taps)
+
+    @once
+    def sources(self) -> list[list[tuple[int, int, int]]]:
+        """For each phase and axis: the grid's first element that x has, the one behind the last, that first in x."""
+        return [
+            [
+                (low - begin, high - begin, low * axis.stride + part - axis.begin)
+                for axis, part, (low, high), begin in zip(self.along, r, ranges, self.first, strict=True)
+            ]
+            for r, ranges in zip(self.phases, self.ranges, strict=True)
+        ]
+
+    @property
+    def covered(self) -> bool:
+        """Whether each element of x is in a signal."""
+        found = sum(math.prod(high - low for low, high in ranges) for ranges in self.ranges)
+        return found == math.prod(axis.size for axis in self.along)
+
+
+def _range(axis: WindowAxis, r: int) -> tuple[int, int]:
+    """The first q at which the axis has an element of phase r, and the q behind the last."""
+    beyond = axis.count + (axis.kernel - 1) * axis.dilation // axis.stride
+    low = max(0, -((r - axis.begin) // axis.stride))
+    high = min(beyond, -((r - axis.begin - axis.size) // axis.stride))
+    return low, max(low, high)
+
+
+# --- signals of x and dy, and products of them -----------------------------------------------------------------------
 
 PART_PRODUCTS: Final = 1 << 18  # products that take 5 µs: less is not worth another part
 MOST_PARTS: Final = 64
@@ -288,3 +390,167 @@ class TransposedSteps(SignalSteps):
         ]
         arguments = self.packed(words, rows, np.arange(terms), terms)
         return {**arguments, "shifts": self.field_shifts, "dy": self.field, "dx": self.windows}
+
+
+# --- matrices of windows ---------------------------------------------------------------------------------------------
+
+# Signals take longer than matrices of windows where the grid has many elements for a window. A window's element costs a
+# product for each filter either way, by signals at half the rate; to write it into the matrix costs as much as 24
+# products, and a run of windows side by side as much as 700 (Zen 4, AVX-512).
+WASTE: Final = 1.5
+ELEMENT_PRODUCTS: Final = 24
+RUN_PRODUCTS: Final = 700
+FEWEST_ELEMENTS: Final = 48  # of a part's block of windows, if there are so many: each part packs all of dy
+WANTED_UNITS: Final = 16
+PLANES: Final = 1 << 17  # numbers of dx that a part works on at a time, if one plane is not more
+
+
+def by_windows(layout: SignalLayout, sizes: SignalSizes) -> bool:
+    """Whether matrices of windows take less time than signals."""
+    counts = [axis.count for axis in layout.along]
+    waste, run = math.prod(layout.grid) / math.prod(counts), next((n for n in counts[::-1] if n > 1), sizes.batch)
+    return waste > WASTE and sizes.filters * (waste - 0.5) > ELEMENT_PRODUCTS + RUN_PRODUCTS / run
+
+
+class WindowSteps(GradientSteps):
+    """The steps by matrices of windows; the workspace also holds dy with a row for each filter of some images."""
+
+    name = "windows"
+
+    def __init__(self, problem: Problem, layout: SignalLayout, sizes: SignalSizes, wanted: Sequence[str]):
+        super().__init__(problem, layout, sizes, wanted)
+        self.per_image = math.prod(axis.count for axis in layout.along)
+        self.plane = math.prod(axis.size for axis in layout.along)
+        self.filters, self.elements = sizes.group * sizes.filters, sizes.channels * sizes.taps
+        self.images_at_once = max(1, min(sizes.batch, CHUNK_BYTES // (self.item * self.filters * self.per_image)))
+        row = round_up(self.images_at_once * self.per_image, sizes.lanes) + sizes.lanes
+        self.dy: Any = Rows(self.workspace.shared(self.filters * row), row)
+        self.axes, self.taps = map(self.tables.add, tables(layout.along))
+        left, right = (self.workspace.private(size) for size in gemm.space(sizes.lanes))
+        matrix = self.workspace.private(convolution.ELEMENTS * convolution.POSITIONS)
+        self.memory = {"left": left, "right": right, "matrix": matrix}
+
+    def chunk(self, images: Images) -> None:
+        gathered = Gathered(images, images.count * self.per_image, self.dy)
+        if "db" in self.sums:
+            self.sum_planes(images, self.filters, self.per_image)
+        if "dw" in self.sums or "dx" in self.wanted:
+            unit_bytes, given = 2 * self.item * gathered.windows, {"gathered": gathered, "size": self.per_image}
+            self.add(convolution.gather_dy, self.filters, unit_bytes, filters=self.filters, **given)
+        if "dw" in self.sums:
+            self.filters_back(gathered)
+        if "dx" in self.wanted:
+            self.images_back(gathered)
+
+    def arguments(self, gathered: Gathered) -> dict[str, Any]:
+        """The arguments that both products share."""
+        s = self.sizes
+        image = s.group * s.channels * self.plane
+        found = WindowTables(self.axes, self.taps, s.taps, s.channels, s.filters, self.plane, image)
+        return {"windows": found, "g": gathered, **self.memory}
+
+    def filters_back(self, gathered: Gathered) -> None:
+        s = self.sizes
+        per_block = max(FEWEST_ELEMENTS, round_up(-(-self.elements * s.group // WANTED_UNITS), FEWEST_ELEMENTS))
+        per_block = min(per_block, convolution.ELEMENTS, self.elements)
+        blocks = -(-self.elements // per_block)
+        arguments = {**self.arguments(gathered), "blocks": blocks, "per_block": per_block, "dw": self.sums["dw"]}
+        unit_products = per_block * s.filters * gathered.windows
+        self.add_products(convolution.filters_back, s.group * blocks, unit_products, **arguments)
+
+    def images_back(self, gathered: Gathered) -> None:
+        s, count = self.sizes, gathered.images.count
+        most = max(1, PLANES // self.plane)
+        channels = min(-(-FEWEST_ELEMENTS // s.taps), s.channels, most)
+        images = max(1, min(-(-convolution.POSITIONS // self.per_image), count, most // channels))
+        sums = self.workspace.private(images * channels * self.plane)
+        planes = {"image_blocks": -(-count // images), "channel_blocks": -(-s.channels // channels)}
+        units = s.group * math.prod(planes.values())
+        planes |= {"block_images": images, "block_channels": channels}
+        unit_products = images * self.per_image * channels * s.taps * s.filters
+        self.add_products(
+            convolution.images_back, units, unit_products, **self.arguments(gathered), **planes, sums=sums
+        )
+
+
+def tables(along: Sequence[WindowAxis]) -> tuple[list[int], list[list[int]]]:
+    """The words of the axes, and those of each element of a window.
+
+    The third axis is one with several windows, so that runs are long, and the others count as they did. If there is
+    none, runs go from image to image.
+    """
+    steps = [math.prod(axis.size for axis in along[place + 1 :]) for place in range(len(along))]
+    last = max((place for place, axis in enumerate(along) if axis.count > 1), default=len(along) - 1)
+    order = [place for place in range(len(along)) if place != last] + [last]
+    a, b, c = (along[place] for place in order)
+    step_a, step_b, step_c = (steps[place] for place in order)
+    line, step = (c.count, c.stride * step_c) if c.count > 1 else (convolution.ENDLESS, 0)
+    axes = [a.count, b.count, line, a.stride, b.stride, a.size, b.size, step_a, step_b, step]
+    taps = []
+    for element in itertools.product(*(range(axis.kernel) for axis in along)):
+        at_a, at_b, at_c = (element[place] * along[place].dilation - along[place].begin for place in order)
+        first = min(max(0, -(at_c // c.stride)), c.count)
+        stop = min(max(first, -((at_c - c.size) // c.stride)), c.count)
+        taps.append([at_a, at_b, first, stop * (line // c.count) if first < stop else first, at_c * step_c])
+    return axes, taps
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+ONE_WINDOW: Final = WindowAxis(1, 1, 1)
+
+
+def conv_grad(problem: Problem) -> Program:
+    return _program(problem, convolution_axes, ConvolutionSteps)
+
+
+def conv_transpose_grad(problem: Problem) -> Program:
+    return _program(problem, transposed_axes, TransposedSteps)
+
+
+def _program(problem: Problem, axes: Any, steps: type[SignalSteps]) -> Program:
+    shapes = {name: problem.specs[name].shape for name in ("dy", "x", "w")}
+    wanted = [name for name in ("dx", "dw", "db") if problem.operands.get(name) is not None]
+    if not all(math.prod(shape) for shape in shapes.values()):
+        return _empty(problem, wanted)
+    found = axes(shapes, problem.attributes)
+    layout = SignalLayout((ONE_WINDOW,) * (MOST_AXES - len(found)) + found)
+    sizes = _sizes(problem, shapes["w"], layout)
+    if steps is ConvolutionSteps and by_windows(layout, sizes):
+        return WindowSteps(problem, layout, sizes, wanted).of_all_images()
+    return steps(problem, layout, sizes, wanted).of_all_images()
+
+
+def _empty(problem: Problem, wanted: Sequence[str]) -> Program:
+    """The program for empty sums, which are 0.
+
+    If only x is empty, for lack of channels, the bias still has a gradient.
+    """
+    steps, shape = ProgramSteps(problem), problem.specs["dy"].shape
+    for name in wanted:
+        if name != "db" or not math.prod(shape):
+            steps.clear(name)
+        else:
+            others = frozenset(range(len(shape))) - {1}
+            add_sums(steps, grouped(shape, others), problem["dy"], problem["db"])
+    return steps.program()
+
+
+def _sizes(problem: Problem, filters: Sequence[int], layout: SignalLayout) -> SignalSizes:
+    """The sizes. filters: the shape of w: the number of filters of all groups, and the channels of one group."""
+    dtype, group = precision(problem), problem.attributes["group"]
+    batch = problem.specs["x"].shape[0]
+    phases, grid = len(layout.phases), math.prod(layout.grid)
+    image_bytes = DTYPES[dtype].itemsize * grid * (filters[0] + group * filters[1] * phases)
+    return SignalSizes(
+        batch=batch,
+        group=group,
+        filters=filters[0] // group,
+        channels=filters[1],
+        taps=len(layout.taps),
+        phases=phases,
+        grid=grid,
+        reach=layout.reach,
+        images=max(1, min(batch, CHUNK_BYTES // image_bytes)),
+        lanes=vector_lanes(dtype),
+    )

@@ -1,4 +1,4 @@
-"""Small operators of training graphs, element by element."""
+"""Accumulation and scaling, element by element."""
 
 import triton
 import triton.language as tl
