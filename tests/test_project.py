@@ -1,7 +1,12 @@
-"""The files that hosts and registries read agree with the Makefile and with each other."""
+"""The files that hosts and registries read, the lowest versions, and tests in several processes."""
 
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
+
+import pytest
 
 import opgrad
 
@@ -56,3 +61,38 @@ def test_one_place_says_where_opgrad_comes_from():
         for path in documents
     }
     assert [name for name, found in named.items() if found] == ["docs/start/install.md"]
+
+
+def test_every_dependency_has_a_floor_and_a_constraint():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    every = [*project["dependencies"], *(each for extra in project["optional-dependencies"].values() for each in extra)]
+    outside = [each for each in every if not each.startswith("opgrad[")]
+    command = [sys.executable, ROOT / "tools" / "minimum.py"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert all(re.fullmatch(r"[\w.-]+==[\d.]+", line) for line in printed)
+    assert [line.partition("==")[0] for line in printed] == [re.match(r"[\w.-]+", each)[0] for each in outside]
+
+
+pytest_plugins = ["pytester"]
+MAKEFILE = Path(__file__).parents[1] / "Makefile"
+OPTIONS = re.compile(r"^PARALLEL := ((?:.*\\\n)*.*)", re.MULTILINE)
+ENDINGS = {
+    "dies": "os.abort()",
+    "waits": pytest.param("time.sleep(600)", marks=pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest 8")),
+}
+
+
+@pytest.mark.any_cpu
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+def test_a_process_that_does_not_end_its_test(pytester, ending):
+    options = OPTIONS.search(MAKEFILE.read_text(encoding="utf-8"))[1].replace("\\\n", "")
+    assert "faulthandler_timeout=900" in options
+    pytester.makepyfile(
+        test_first="def test_passes(): pass\ndef test_passes_too(): pass",
+        test_second=f"import os, time\ndef test_ends(): {ending}\ndef test_after(): pass",
+    )
+    options = options.replace("=900", "=3").replace("--numprocesses auto", "--numprocesses 1").split()
+    done = pytester.runpytest_subprocess(*options, "--dist", "loadfile", timeout=600)
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.fnmatch_lines(["worker 'gw0' crashed while running 'test_second.py::test_ends'"])
+    assert "test_second.py" in done.stderr.str(), "the traceback"

@@ -73,13 +73,13 @@ def recurrent_nodes() -> Iterator[tuple[str, onnx.ModelProto, dict, dict]]:
 
 def pooling_nodes() -> Iterator[tuple[str, onnx.ModelProto, dict, dict]]:
     """The gradient of a maximum, which goes to its place."""
-    import test_lower_nodes
+    import test_lower
 
     x = np.random.default_rng(0).standard_normal((2, 1, 4, 3)).astype(np.float32)
     indices, dy = np.array([[[[0, 5]]], [[[23, 23]]]]), np.arange(4, dtype=np.float32).reshape(2, 1, 1, 2)
     exact = np.zeros_like(x)
     np.add.at(exact.reshape(-1), indices.ravel(), dy.ravel())
-    model = test_lower_nodes.max_pool_model(x, {}, forward=False)
+    model = test_lower.max_pool_model(x, {}, forward=False)
     yield "MaxPoolGrad", model, {"dy": dy, "indices": indices}, {"dx": exact}
 
 

@@ -24,9 +24,8 @@ import numpy as np  # noqa: E402
 import onnx_cases  # noqa: E402
 from accuracy import check  # noqa: E402
 from guards import Guarded  # noqa: E402
-from outputs import packed  # noqa: E402
 from relayouts import OTHER_LOOPS, SAME_LOOPS, relaid  # noqa: E402
-from samples import bits, call, sample  # noqa: E402
+from samples import bits, call, packed, sample  # noqa: E402
 
 import opgrad  # noqa: E402
 from opgrad.cli.check import check_operator  # noqa: E402

@@ -12,14 +12,16 @@ import weakref
 
 import numpy as np
 import pytest
-from callers import call_at_once, is_native
-from outputs import packed
-from samples import bits, call, sample
+from callers import call_at_once, functions_met, is_native
+from planned import softmax_plan
+from samples import bits, call, packed, sample
 from subprocesses import run_python
 
 import opgrad
+from opgrad import Dropout, post_ops
 from opgrad.call import calls, entries
 from opgrad.cpu import plans
+from opgrad.post_ops import PostOp
 
 pytestmark = pytest.mark.skipif(not entries.SUPPORTED, reason="this Python has no native calls")
 X = np.linspace(-1, 1, 500).astype("float32").reshape(2, 250)
@@ -322,3 +324,255 @@ print(len(met), bool(np.allclose(opgrad.softmax(x)[0], 1 / 4000)))
 def test_an_interrupt_is_met():
     """Python's handler has its turn between calls, also in what allocates large results."""
     assert run_python(SIGNALS) == "1 True"
+
+
+SCORES = np.linspace(-1, 1, 480).astype("float32").reshape(2, 4, 60)
+ROW, COLUMN, FULL = SCORES[0, 0] + 2, SCORES[:, :1, :1] + 2, SCORES * SCORES + 1
+HALF = np.float32(0.5)
+CALLS = {
+    "relu": lambda: {"post_ops": [post_ops.relu()]},
+    "in a tuple": lambda: {"post_ops": (post_ops.relu(0.25),)},
+    "row": lambda: {"post_ops": [post_ops.add(ROW)]},
+    "column": lambda: {"post_ops": [post_ops.mul(COLUMN), post_ops.add(FULL)]},
+    "one array twice": lambda: {"post_ops": [post_ops.mul(ROW), post_ops.add(ROW)]},
+    "x": lambda: {"post_ops": [post_ops.mul(SCORES)]},
+    "numbers": lambda: {"post_ops": [post_ops.add(2.0), post_ops.max(1), post_ops.mul(HALF)]},
+    "select": lambda: {"post_ops": [post_ops.select(ROW > 2, -1.0)]},
+    "where by row": lambda: {"where": ROW > 1.5, "logit_scale": 0.5},
+    "where by column": lambda: {"where": COLUMN < 9, "logit_scale": 0.5},
+    "dropout": lambda: {"dropout": Dropout(0.3, seed=5, offset=2**40)},
+    "every one": lambda: {
+        "where": ROW > 1.5, "dropout": Dropout(0.3, seed=-5), "post_ops": [post_ops.add(ROW)], "out_dtype": "float16",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_same_bits_without_python(name):
+    arguments = CALLS[name]()
+    expected = bits(opgrad.softmax(SCORES, **arguments))
+    y = np.empty_like(SCORES, dtype=arguments.get("out_dtype", "float32"))
+    for _ in range(3):
+        assert bits(opgrad.softmax(SCORES, **CALLS[name]())) == expected
+        y.fill(7)
+        assert opgrad.softmax(SCORES, **CALLS[name](), out=y) is y
+        assert bits(y) == expected
+    arguments = CALLS[name]()
+    assert (
+        functions_met(opgrad.softmax, SCORES, **arguments)
+        == functions_met(opgrad.softmax, SCORES, **arguments, out=y)
+        == []
+    )
+
+
+def test_gradients():
+    y = opgrad.softmax(SCORES, result_scale=2.0, save=True)[1]
+
+    def arguments():
+        return {"post_ops": [post_ops.mul(ROW), post_ops.relu()], "dropout": Dropout(0.25, seed=3)}
+
+    expected = bits(opgrad.softmax_grad(SCORES, y, **arguments()))
+    for _ in range(3):
+        assert bits(opgrad.softmax_grad(SCORES, y, **arguments())) == expected
+    assert functions_met(opgrad.softmax_grad, SCORES, y, **arguments()) == []
+
+
+def test_objects_that_change():
+    """A changed field, an operand that is written to or replaced, another list: each call reads what stands there."""
+    several, bias = [post_ops.linear(2.0, 1.0), post_ops.add(ROW.copy())], ROW.copy()
+    y = opgrad.softmax(SCORES)
+    for _ in range(4):
+        np.testing.assert_allclose(opgrad.softmax(SCORES, post_ops=several), 2 * y + 1 + ROW, rtol=1e-6)
+    several[0].alpha = 3
+    np.testing.assert_allclose(opgrad.softmax(SCORES, post_ops=several), 3 * y + 1 + ROW, rtol=1e-6)
+    several[1].operands = (bias,)
+    bias += 1
+    for _ in range(3):
+        np.testing.assert_allclose(opgrad.softmax(SCORES, post_ops=several), 3 * y + 1 + ROW + 1, rtol=1e-6)
+    several[1].name = "mul"
+    np.testing.assert_allclose(opgrad.softmax(SCORES, post_ops=several), (3 * y + 1) * bias, rtol=1e-6)
+    several[1].operands = (bias[None, None, :].repeat(2, 0),)
+    np.testing.assert_allclose(opgrad.softmax(SCORES, post_ops=several), (3 * y + 1) * bias, rtol=1e-6)
+    several[1].operands = (bias[:-1],)
+    with pytest.raises(ValueError, match=r"post_ops\[1\]'s operand has shape \(59,\), expected one that broadcasts"):
+        opgrad.softmax(SCORES, post_ops=several)
+    several.pop()
+    np.testing.assert_allclose(opgrad.softmax(SCORES, post_ops=several), 3 * y + 1, rtol=1e-6)
+    del several[0].beta
+    with pytest.raises(AttributeError, match="beta"):
+        opgrad.softmax(SCORES, post_ops=several)
+
+
+def test_shapes_that_repeat_to_the_same_strides():
+    """Each is native by itself."""
+    for shape in ((60,), (1, 60), (1, 1, 60)):
+        for _ in range(3):
+            y = opgrad.softmax(SCORES, post_ops=[post_ops.add(ROW.reshape(shape))])
+        np.testing.assert_array_max_ulp(y, opgrad.softmax(SCORES) + ROW, 2)  # sums may go in another order
+        assert functions_met(opgrad.softmax, SCORES, post_ops=[post_ops.add(ROW.reshape(shape))]) == []
+
+
+def test_seeds_need_no_plan():
+    dropout = Dropout(0.5, seed=1)
+    drawn = {}
+    for seed in (1, 2, -1, 2**64 - 1, 2**63, -(2**63), 10**12, True + 1):
+        for offset in (0, 9, 2**40):
+            dropout.seed, dropout.offset = seed, offset
+            drawn.setdefault((dropout.seed, dropout.offset), bits(opgrad.softmax(SCORES, dropout=dropout)))
+            assert functions_met(opgrad.softmax, SCORES, dropout=dropout) == [] or len(drawn) < 3
+            assert (
+                bits(opgrad.softmax(SCORES.copy(), dropout=copy.copy(dropout))) == drawn[dropout.seed, dropout.offset]
+            )
+    assert len(set(drawn.values())) == len(drawn) == 5 * 3
+    object.__setattr__(dropout, "seed", 2**70)  # around the check
+    for _ in range(2):
+        with pytest.raises(OverflowError):
+            opgrad.softmax(SCORES, dropout=dropout)
+    del dropout.seed
+    with pytest.raises(AttributeError):
+        opgrad.softmax(SCORES, dropout=dropout)
+
+
+class OddOp(PostOp):
+    pass
+
+
+def test_what_stays_pythons():
+    """Lists in place of arrays, arrays and post-ops of other classes: right, whatever was native before."""
+    y = opgrad.softmax(SCORES)
+    for _ in range(3):
+        opgrad.softmax(SCORES, post_ops=[post_ops.add(ROW)])
+    for operand in (ROW.tolist(), ROW.view(np.recarray), memoryview(ROW), ROW[::-1], ROW.astype("float64")):
+        found = opgrad.softmax(SCORES, post_ops=[post_ops.add(operand)])
+        np.testing.assert_allclose(found, y + np.asarray(operand), rtol=1e-6)
+    mask = [True] * 30 + [False] * 30
+    for _ in range(3):
+        assert not opgrad.softmax(SCORES, where=mask)[..., 30:].any()
+    mask[:] = mask[::-1]
+    assert not opgrad.softmax(SCORES, where=mask)[..., :30].any()
+    np.testing.assert_array_max_ulp(opgrad.softmax(SCORES, post_ops=[OddOp("add", operands=(ROW,))]), y + ROW, 2)
+
+
+def test_they_are_copied_and_pickled():
+    for each in (post_ops.linear(2.0, 1.0), post_ops.add(1.5), Dropout(0.5, seed=2**64 - 1, mask=True)):
+        for other in (copy.copy(each), copy.deepcopy(each), pickle.loads(pickle.dumps(each))):
+            assert repr(other) == repr(each)
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(each)
+
+
+def test_no_attribute_is_lost_or_kept():
+    several, dropout, out = (
+        [post_ops.add(ROW), post_ops.linear(0.1, 0.2)],
+        Dropout(0.5, seed=10**15),
+        np.empty_like(SCORES),
+    )
+    watched = [SCORES, ROW, several, *several, dropout, dropout.seed, several[0].operands, several[1].alpha]
+    for _ in range(3):
+        opgrad.softmax(SCORES, post_ops=several, dropout=dropout, out=out)
+    gc.collect()
+    before = [sys.getrefcount(each) for each in watched]
+    for _ in range(10_000):
+        opgrad.softmax(SCORES, post_ops=several, dropout=dropout, out=out)
+    assert [sys.getrefcount(each) for each in watched] == before
+
+
+# --- lists of arrays -------------------------------------------------------------------------------------------------
+
+
+def _lists(count, rng):
+    shapes = [(3, 4), (5,), (), (2, 2, 2)]
+    return [[rng.random(shapes[i % 4], dtype=np.float32) for i in range(count)] for _ in range(4)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 64])
+def test_lists_of_arrays(count, rng):
+    """Allocating, in place, and into other memory; few operands and many."""
+    w, g, m, v = _lists(count, rng)
+    lr, step = np.float32([0.1]), np.int64([3])
+    expected = [[bits(each) for each in group] for group in opgrad.adamw_optimizer(lr, step, w, g, m, v)]
+    out = tuple([np.empty_like(each) for each in group] for group in (w, m, v))
+    own = tuple([each.copy() for each in group] for group in (w, m, v))
+    for _ in range(3):
+        found = opgrad.adamw_optimizer(lr, step, w, g, m, v)
+        assert [[bits(each) for each in group] for group in found] == expected
+        opgrad.adamw_optimizer(lr, step, w, g, m, v, out=out)
+        assert [[bits(each) for each in group] for group in out] == expected
+        own = tuple([each.copy() for each in group] for group in (w, m, v))
+        found = opgrad.adamw_optimizer(lr, step, own[0], g, own[1], own[2], out=own)
+        assert [[bits(each) for each in group] for group in own] == expected
+        assert all(a is b for one, other in zip(found, own, strict=True) for a, b in zip(one, other, strict=True))
+    assert is_native(opgrad.adamw_optimizer, lr, step, w, g, m, v)
+    assert is_native(opgrad.adamw_optimizer, lr, step, w, g, m, v, out=out)
+    assert is_native(opgrad.adamw_optimizer, lr, step, own[0], g, own[1], own[2], out=own)
+
+
+def test_lists_that_change(rng):
+    w, g, *_ = _lists(12, rng)
+    lr = np.float32([0.5])
+    for _ in range(3):
+        opgrad.sgd_optimizer(lr, w, g)
+    for changed in (w[:-1], [*w, w[0]], [*w[:-1], w[0]], [each.astype("float64") for each in w], tuple(w)):
+        grads = [np.ones_like(each) for each in changed]
+        for new, old in zip(opgrad.sgd_optimizer(lr, changed, grads), changed, strict=True):
+            np.testing.assert_allclose(new, old - 0.5, rtol=1e-6)
+    w.append(w[0])
+    with pytest.raises(ValueError, match="gradients has 12 arrays, expected 13"):
+        opgrad.sgd_optimizer(lr, w, g)
+    with pytest.raises((TypeError, ValueError), match="sgd_optimizer"):
+        opgrad.sgd_optimizer(lr, [*w[:-2], None], g)
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_lists_that_share_memory(count):
+    memory = np.arange(8.0 * count + 8, dtype=np.float32)
+    w = [memory[8 * i : 8 * i + 8] for i in range(count)]
+    g, lr = [np.ones(8, np.float32) for _ in w], np.float32([1])
+    for _ in range(3):
+        opgrad.sgd_optimizer(lr, w, g, out=[np.empty_like(each) for each in w])
+        opgrad.sgd_optimizer(lr, w, g, out=[each.copy() for each in w][::-1])
+    shifted = [memory[8 * i + 4 : 8 * i + 12] for i in range(count)]
+    before = memory.copy()
+    with pytest.raises(ValueError, match=r"out for new_weights\[\d+\] overlaps"):
+        opgrad.sgd_optimizer(lr, w, g, out=shifted)
+    with pytest.raises(ValueError, match=r"out for new_weights\[\d+\] overlaps"):
+        opgrad.sgd_optimizer(lr, w, g, out=w[::-1])
+    np.testing.assert_array_equal(memory, before)
+    opgrad.sgd_optimizer(lr, w, g, out=list(w))
+    np.testing.assert_array_equal(memory[: 8 * count], before[: 8 * count] - 1)
+
+
+def test_a_value_in_an_array_is_no_operand():
+    """An attribute may come in an array, whose value is not part of what is compared."""
+    alpha = np.array(0.5)
+    for value in (0.5, 0.25, 0.75, 0.5):
+        alpha[()] = value
+        expected = np.where(X > 0, X, X * np.float32(value))
+        for _ in range(3):
+            np.testing.assert_array_equal(opgrad.leaky_relu(X, alpha), expected)
+    for axis in ((1,), (0, 1), tuple(range(2))):
+        for _ in range(3):
+            np.testing.assert_allclose(opgrad.softmax(X, axis).sum(axis), 1, rtol=1e-5)
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_plans():
+    y, bias = np.empty_like(X), np.linspace(0, 1, 250).astype("float32")
+    plan = softmax_plan(X.shape, "float32", post_ops=[opgrad.post_ops.add(bias)])
+    assert is_native(plan, X, out=y)
+    np.testing.assert_array_equal(y, opgrad.softmax(X, post_ops=[opgrad.post_ops.add(bias)]))
+    bias[:] = 0
+    assert plan(X, out=y) is y
+    np.testing.assert_array_equal(y, opgrad.softmax(X, post_ops=[opgrad.post_ops.add(bias)]))
+    in_place = opgrad.plan(opgrad.relu, X, out=y)
+    np.copyto(y, X)
+    for _ in range(3):
+        assert in_place(y, out=y) is y
+    assert is_native(in_place, y, out=y)
+    np.testing.assert_array_equal(y, np.maximum(X, 0))
+    kept = weakref.ref(plan)
+    del plan
+    gc.collect()
+    assert kept() is None

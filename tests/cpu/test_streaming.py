@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from accuracy import check
-from anew import dispatcher
-from samples import bits, call, sample
+from samples import bits, call, dispatcher, sample
 
 import opgrad
 from opgrad.cli.examples import examples, listed

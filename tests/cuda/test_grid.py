@@ -8,11 +8,20 @@ import itertools
 import numpy as np
 import pytest
 from accuracy import assert_close
-from axes import axis_choices
 from guards import Guarded
-from outputs import in_place_calls, packed
 from relayouts import OTHER_LOOPS, SAME_LOOPS, relaid, selections, unaligned
-from samples import bits, cast, elements, losses_and_gradients, positive_zeros, reference, sample
+from samples import (
+    axis_choices,
+    bits,
+    cast,
+    elements,
+    in_place_calls,
+    losses_and_gradients,
+    packed,
+    positive_zeros,
+    reference,
+    sample,
+)
 
 from opgrad.contract import DTYPES, FLOATS
 

@@ -23,8 +23,7 @@ from samples import bits, cast
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from cuda_backend import ON_GPU, some
-from cuda_primitive import WAYS, call_kernels, lower_limits, names
+from cuda_backend import ON_GPU, WAYS, call_kernels, lower_limits, names, some
 
 import opgrad
 from opgrad import post_ops

@@ -12,8 +12,7 @@ from samples import bits, cast
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from cuda_backend import EVERYTHING, FROM_PTX, ON_GPU, some
-from cuda_primitive import WAYS, call_kernels, gradients, lower_limits
+from cuda_backend import EVERYTHING, FROM_PTX, ON_GPU, WAYS, call_kernels, gradients, lower_limits, some
 
 import opgrad
 from opgrad.ops import operators

@@ -18,8 +18,7 @@ from samples import cast
 pytest.importorskip("triton", reason="needs Triton")
 
 import triton.language as tl
-from cuda_backend import ON_GPU, program, some
-from cuda_primitive import NAMES, call_kernels, names
+from cuda_backend import NAMES, ON_GPU, call_kernels, names, program, some
 
 import opgrad
 from opgrad.call.arrays import expanded

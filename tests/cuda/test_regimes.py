@@ -9,9 +9,8 @@ import itertools
 import numpy as np
 import pytest
 from guards import Guarded
-from outputs import in_place_calls, packed
 from relayouts import relaid, spaced_rows
-from samples import bits, elements, sample
+from samples import bits, elements, in_place_calls, packed, sample
 
 from opgrad.contract import FLOATS
 from opgrad.ops import operators

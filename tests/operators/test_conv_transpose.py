@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from anew import dispatcher
 from graph_cases import call, check_close
+from samples import dispatcher
 
 import opgrad
 from opgrad.cli.examples import expected as expected_of

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from accuracy import check
-from axes import axis_choices
-from samples import bits, call, cast, elements, sample
+from samples import axis_choices, bits, call, cast, elements, sample
 
 from opgrad.contract import DTYPES
 

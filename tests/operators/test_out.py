@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from guards import Guarded
-from outputs import in_place_calls, packed
-from samples import bits, call, cast, elements, for_operators, reference, sample
+from samples import bits, call, cast, elements, for_operators, in_place_calls, packed, reference, sample
 
 from opgrad.contract import DTYPES
 

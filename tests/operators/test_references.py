@@ -1,15 +1,19 @@
-"""Every gradient's reference against central differences of its forward function, in float64."""
+"""References by central differences in float64, the examples of the documentation, and ONNX's own node tests."""
 
+import importlib
+import pkgutil
 from functools import partial
 
 import numpy as np
+import packed
 import pytest
 from accuracy import differences
+from onnx import helper
+from onnx.backend.test.case import node as nodes
 from samples import reference, sample
 
-from opgrad.ops import operators
-
-pytestmark = pytest.mark.any_cpu
+import opgrad
+from opgrad.ops import operators, public_operators
 
 STEP = 1e-5
 SHAPES = [(3, 4), (2, 5, 3)]
@@ -35,6 +39,7 @@ def attribute_choices(op):
         yield {}
 
 
+@pytest.mark.any_cpu
 @pytest.mark.parametrize("optional", [True, False], ids=["optional", "required"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("gradient", GRADIENTS, ids=lambda op: op.name)
@@ -56,3 +61,54 @@ def test_is_the_slope_of_the_forward_function(gradient, shape, optional, rng):
         expected = differences(partial(changed, forward, given, variable), given[variable], dy, STEP)
         expected = expected + known.get("bias", 0)
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8, err_msg=str(attributes))
+
+
+@pytest.mark.parametrize("name", public_operators())
+def test_the_example_gives_what_it_shows(name):
+    assert packed.shows_its_result(public_operators()[name])
+
+
+FUNCTIONS = {
+    "Softmax": opgrad.softmax,
+    "LogSoftmax": opgrad.log_softmax,
+    "SoftmaxCrossEntropyLoss": opgrad.softmax_cross_entropy_loss,
+    "Gather": opgrad.gather,
+    "Relu": opgrad.relu,
+    "Sigmoid": opgrad.sigmoid,
+    "Tanh": opgrad.tanh,
+    "LeakyRelu": opgrad.leaky_relu,
+}
+
+
+def cases():
+    """The tests whose model is one node of an operator that we have; a module of onnx computes its tests on import."""
+    for _, name, _ in pkgutil.iter_modules(nodes.__path__):
+        if any(op.lower().startswith(name.replace("_", "")) for op in FUNCTIONS):
+            importlib.import_module(f"{nodes.__name__}.{name}")
+    known = [(case, case.model.graph.node) for case in nodes._NodeTestCases if case.model is not None]
+    return [
+        pytest.param(found[0], *case.data_sets[0], id=case.name)
+        for case, found in known
+        if len(found) == 1 and found[0].op_type in FUNCTIONS
+    ]
+
+
+CASES = cases()
+
+
+@pytest.mark.parametrize(("node", "inputs", "outputs"), CASES)
+def test_node(node, inputs, outputs):
+    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    if "reduction" in attributes:
+        attributes["reduction"] = attributes["reduction"].decode()
+    results = FUNCTIONS[node.op_type](*inputs, **attributes)
+    results = results if isinstance(results, tuple) else (results,)
+    assert len(results) >= len(outputs)
+    for result, expected in zip(results, map(np.asarray, outputs), strict=False):
+        assert result.dtype == expected.dtype
+        assert result.shape == expected.shape
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_every_operator_has_cases():
+    assert {case.values[0].op_type for case in CASES} == set(FUNCTIONS)

@@ -1,17 +1,26 @@
-"""Each operator's form of plain ONNX operators, in onnxruntime without opgrad, against a float64 formula."""
+"""Forms of plain ONNX: each operator's, whole graphs, `lower` as a function, and what it refuses."""
+
+import json
+import re
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from accuracy import relative_tolerance
-from lowering_cases import ACTIVATIONS, GATHER, JOINS, SOFTMAX
+from artifact_sets import EXAMPLES, SETS
+from lowered_sets import NAMES, batch_inputs
+from lowering_cases import ACTIVATIONS, CONVOLUTION, GATHER, JOINS, POOLING, RESIZING, SOFTMAX, TRANSPOSED
 from lowering_cases_layers import ATTENTION, CONTRIB, LOSSES, NORMALIZATION, SUMS
-from lowering_cases_windows import CONVOLUTION, POOLING, RESIZING, TRANSPOSED
-from lowering_models import graph_of, run
-from onnx import helper
+from lowering_models import feedback, graph_of, run, value_info
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.datasets import load_digits
 
-from opgrad.onnxruntime import LOWERED, NOT_LOWERED, InferenceSession, lower
+from opgrad.onnxruntime import LOWERED, NOT_LOWERED, InferenceSession, lower, register
 from opgrad.ops import operators
+from opgrad.training import read_checkpoint
+from opgrad.training.run.recipe import Recipe
 
 CASES = [*ACTIVATIONS, *SOFTMAX, *GATHER, *JOINS, *LOSSES, *NORMALIZATION, *SUMS]
 CASES += [*CONVOLUTION, *TRANSPOSED, *POOLING, *RESIZING, *CONTRIB, *ATTENTION]
@@ -111,3 +120,555 @@ def test_form_computes_what_opgrads_operator_does(case, rng):
     for name, result, other in zip(exact, results, lowered, strict=True):
         other = other.astype(np.float64) if other.dtype.kind == "f" else other
         assert_close(result, other, "float32", case.terms, name)
+
+
+# --- pooling, whose shape comes from the forward node ----------------------------------------------------------------
+
+
+def max_pool_model(x, grad_attributes, forward=True):
+    """MaxPool and its gradient, the sizes unknown; or the gradient alone, with the shape of its output in the graph."""
+    window = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}
+    pool = helper.make_node("MaxPool", ["x"], ["y", "indices"], **window)
+    grad = helper.make_node("MaxPoolGrad", ["dy", "indices"], ["dx"], **window, **grad_attributes)
+    if forward:
+        return graph_of([pool, grad], {"x": x, "dy": x}, [("dx", x, [None] * 4), ("y", x, [None] * 4)])
+    indices = np.zeros((1, 1, 1, 1), np.int64)
+    return graph_of([grad], {"dy": x, "indices": indices}, [("dx", x, x.shape)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_max_pool_grad_takes_the_shape_from_the_forward_node(dtype, rng):
+    x = rng.standard_normal((2, 3, 5, 4)).astype(dtype)
+    dy = rng.standard_normal((2, 3, 3, 4)).astype(dtype)
+    dx, y = run(lower(max_pool_model(x, {})), {"x": x, "dy": dy})
+    exact = np.zeros(x.shape)
+    for n, c, i, j in np.ndindex(*y.shape):  # random numbers are all different, so each maximum names its place
+        place = np.argwhere(x[n, c] == y[n, c, i, j])[0]
+        exact[n, c, *place] += dy[n, c, i, j]
+    np.testing.assert_allclose(dx, exact, rtol=relative_tolerance(dtype, 6))
+
+
+def test_max_pool_grad_takes_the_shape_from_the_graph(rng):
+    x = rng.standard_normal((2, 1, 4, 3)).astype(np.float32)
+    indices = np.array([[[[0, 5]]], [[[23, 23]]]])
+    dy = np.arange(4, dtype=np.float32).reshape(indices.shape)
+    (dx,) = run(lower(max_pool_model(x, {}, forward=False)), {"dy": dy, "indices": indices})
+    assert dx.shape == x.shape
+    assert {place: dx.flat[place] for place in np.flatnonzero(dx)} == {5: 1, 23: 5}
+
+
+def test_pooling_of_unknown_shape_has_no_form(rng):
+    x = rng.standard_normal((1, 1, 4, 3)).astype(np.float32)
+    model = max_pool_model(x, {}, forward=False)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(NotImplementedError, match=r"MaxPoolGrad has no form .* neither the shape of its output nor"):
+        lower(model)
+    with pytest.raises(NotImplementedError, match="storage_order is 1"):
+        lower(max_pool_model(x, {"storage_order": 1}))
+    node = helper.make_node("AveragePoolGrad", ["dy"], ["dx"], kernel_shape=[2, 2])
+    with pytest.raises(NotImplementedError, match=r"AveragePoolGrad has no form .* spatial sizes"):
+        lower(graph_of([node], {"dy": x}, [("dx", x, [None] * 4)]))
+
+
+# --- sequences: optimizers and clipping ------------------------------------------------------------------------------
+
+SHAPES = ((3, 2), (), (4,))
+
+
+def sequence(name):
+    return helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, None)
+
+
+def optimizer_model(op, sequences, outputs, **attributes):
+    """An optimizer model as the generator writes it: only the flag is an output."""
+    node = helper.make_node(op, ["learning_rate", *sequences], outputs, domain="com.microsoft", **attributes)
+    numbers = [value_info("learning_rate", np.zeros(1, np.float32), [1])]
+    if "step" in sequences:
+        numbers.append(value_info("step", np.zeros(1, np.int64), [1]))
+    inputs = [*numbers, *(sequence(name) for name in sequences if name != "step")]
+    graph = helper.make_graph([node], "optimizer", inputs, [value_info(outputs[0], np.zeros(1, bool), [1])])
+    imports = [helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("", 15)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def five_steps(model, inputs, gradients):
+    """The inputs after five steps, every output fed back into its input."""
+    lowered = lower(model)
+    onnx.checker.check_model(lowered)
+    back = feedback(lowered)
+    session = onnxruntime.InferenceSession(lowered.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    for step, each in enumerate(gradients, 1):
+        more = {"step": np.array([step])} if "step" in {value.name for value in session.get_inputs()} else {}
+        results = dict(zip(names, session.run(None, inputs | more | {"gradients": each}), strict=True))
+        assert results[names[0]].tolist() == [True]
+        inputs |= {source: results[name] for name, source in back.items()}
+    return inputs
+
+
+def random_sequences(rng, count):
+    return [[rng.standard_normal(shape).astype(np.float32) for shape in SHAPES] for _ in range(count)]
+
+
+@pytest.mark.parametrize(("mode", "correct"), [(0, 1), (1, 1), (1, 0)])
+def test_adamw(mode, correct, rng):
+    parameters, *gradients = random_sequences(rng, 6)
+    zeros = [np.zeros(shape, np.float32) for shape in SHAPES]
+    sequences = ["step", "params", "gradients", "first", "second"]
+    settings = {"alpha": 0.75, "beta": 0.875, "epsilon": 2.0**-20, "weight_decay": 0.125}
+    model = optimizer_model("AdamWOptimizer", sequences, ["done"], adam_mode=mode, correct_bias=correct, **settings)
+    rate = np.array([0.0625], np.float32)
+    after = five_steps(model, {"learning_rate": rate, "params": parameters, "first": zeros, "second": zeros}, gradients)
+    for place, p in enumerate(parameters):
+        p, m, v = p.astype(np.float64), np.zeros(p.shape), np.zeros(p.shape)
+        for t, each in enumerate(gradients, 1):
+            g = each[place].astype(np.float64)
+            m, v = 0.75 * m + 0.25 * g, 0.875 * v + 0.125 * g * g
+            c1, c2 = (1 - 0.75**t, 1 - 0.875**t) if correct else (1, 1)
+            if mode == 0:
+                p = p * (1 - 0.0625 * 0.125)
+                p = p - 0.0625 / c1 * m / (np.sqrt(v / c2) + 2.0**-20)
+            else:
+                p = p - 0.0625 * np.sqrt(c2) / c1 * m / (np.sqrt(v) + 2.0**-20)
+                p = p * (1 - 0.0625 * 0.125)
+        for name, exact in (("params", p), ("first", m), ("second", v)):
+            assert after[name][place].shape == exact.shape
+            np.testing.assert_allclose(after[name][place], exact, rtol=1e-5, atol=1e-6)
+
+
+def test_sgd_with_clipping_and_without(rng):
+    parameters, *gradients = random_sequences(rng, 6)
+    model = optimizer_model("SGDOptimizerV2", ["params", "gradients"], ["done"])
+    rate = {"learning_rate": np.array([0.5], np.float32)}
+    after = five_steps(model, rate | {"params": parameters}, gradients)
+    for place, p in enumerate(parameters):
+        np.testing.assert_allclose(
+            after["params"][place], p - 0.5 * np.sum([each[place] for each in gradients], axis=0), atol=1e-5
+        )
+    clip = helper.make_node("InplaceClipGradNorm", ["gradients"], ["clipped"], domain="com.microsoft", max_norm=0.75)
+    model.graph.node.insert(0, clip)
+    model.graph.node[1].input[2] = "clipped"
+    after = five_steps(model, rate | {"params": parameters}, gradients[:1])
+    norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradients[0]))
+    for p, g, result in zip(parameters, gradients[0], after["params"], strict=True):
+        assert result.shape == p.shape
+        np.testing.assert_allclose(result, p - 0.5 * g * 0.75 / (norm + 1e-6), atol=1e-6)
+    small = [np.asarray(g / 100) for g in gradients[0]]  # a norm below the limit changes nothing
+    after = five_steps(model, rate | {"params": parameters}, [small])
+    for p, g, result in zip(parameters, small, after["params"], strict=True):
+        np.testing.assert_allclose(result, p - 0.5 * g, atol=1e-6)
+
+
+def test_skipped_update_changes_nothing(rng):
+    parameters, gradients = random_sequences(rng, 2)
+    model = optimizer_model("SGDOptimizerV2", ["params", "gradients"], ["done"])
+    model.graph.input.append(value_info("signal", np.zeros(1, bool), [1]))
+    model.graph.node[0].input.append("signal")
+    inputs = {"learning_rate": np.ones(1, np.float32), "params": parameters, "gradients": gradients}
+    done, after = run(lower(model), inputs | {"signal": np.array([False])})
+    assert done.tolist() == [False]
+    for p, result in zip(parameters, after, strict=True):
+        assert result.shape == p.shape
+        np.testing.assert_array_equal(result, p)
+
+
+X = np.array([[-1.0, 2, 0], [3, -4, 5]], np.float32)
+DY = np.arange(6, dtype=np.float32).reshape(2, 3)
+FLAG = np.array([True])
+
+
+def node(op, inputs, outputs, domain="com.microsoft", **attributes):
+    return helper.make_node(op, inputs.split(), outputs.split(), domain=domain, **attributes)
+
+
+def relu_grad_model(opset=15, *more):
+    nodes = [node("ReluGrad", "dy x", "dx", name="relu"), *more]
+    return graph_of(nodes, {"dy": DY, "x": X}, [("dx", X, [None, None])], opset)
+
+
+def opset_of(model):
+    return next(each.version for each in model.opset_import if each.domain == "")
+
+
+# --- what it takes ---------------------------------------------------------------------------------------------------
+
+
+def test_model_bytes_and_path_give_the_same(tmp_path):
+    model = relu_grad_model()
+    before = model.SerializeToString()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(before)
+    results = [lower(each).SerializeToString(deterministic=True) for each in (model, before, path, str(path))]
+    assert len(set(results)) == 1
+    assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize("model", [None, 3, ["model.onnx"]])
+def test_no_model(model):
+    with pytest.raises(TypeError, match=r"lower: model is of type .* expected onnx\.ModelProto, bytes or a path"):
+        lower(model)
+
+
+def test_missing_and_damaged_models(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        lower(tmp_path / "none.onnx")
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(b"\xff" * 100)
+    for damaged in (path, path.read_bytes()):
+        with pytest.raises(ValueError, match="no ONNX model, or damaged"):
+            lower(damaged)
+    with pytest.raises(ValueError, match="lower: the model is no ONNX model, or empty"):
+        lower(b"")
+
+
+def test_data_outside_the_file_stay_there(tmp_path):
+    model = relu_grad_model()
+    del model.graph.input[1]
+    model.graph.initializer.append(numpy_helper.from_array(X, "x"))
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    lowered = lower(tmp_path / "model.onnx")
+    assert lowered.graph.initializer[0].data_location == TensorProto.EXTERNAL
+    onnx.save(lowered, tmp_path / "plain.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "plain.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(session.run(None, {"dy": DY})[0], np.where(X > 0, DY, 0))
+
+
+# --- which operators -------------------------------------------------------------------------------------------------
+
+
+def test_only_the_named_operators():
+    second = node("TanhGrad", "dx x", "other")
+    lowered = lower(relu_grad_model(15, second), operators={"TanhGrad"})
+    assert [each.domain for each in lowered.graph.node] == ["com.microsoft", "opgrad"]
+    with pytest.raises(ValueError, match="operators has 'Relu', expected names of opgrad"):
+        lower(relu_grad_model(), operators=["Relu"])
+    with pytest.raises(
+        TypeError, match=r"operators is of type str, expected a collection of names such as \['ReluGrad'\]"
+    ):
+        lower(relu_grad_model(), operators="ReluGrad")
+    with pytest.raises(NotImplementedError, match="lower: PythonOp has no form of plain operators: it calls back"):
+        lower(relu_grad_model(), operators=["PythonOp"])
+
+
+def test_operator_without_a_form_is_named():
+    model = relu_grad_model(15, node("BitmaskDropoutGrad", "x", "y", name="cell"))
+    with pytest.raises(
+        NotImplementedError,
+        match=r"lower: BitmaskDropoutGrad \(node 'cell'\) has no form of plain operators: it unpacks",
+    ):
+        lower(model)
+    assert [each.op_type for each in lower(model, operators=LOWERED).graph.node] == ["ReluGrad", "BitmaskDropoutGrad"]
+
+
+def test_others_are_left_alone():
+    nodes = [
+        node("Gelu", "x", "g"),
+        node("QuickGelu", "g", "q"),
+        node("Unheard", "q", "u"),
+        node("ReluGrad", "q", "r", "mine"),
+    ]
+    model = graph_of(nodes, {"x": X}, [("g", X, [None, None])])
+    assert lower(model).SerializeToString() == model.SerializeToString()
+    assert "QuickGelu" in LOWERED
+
+
+def test_missing_input_is_named():
+    with pytest.raises(NotImplementedError, match="ReluGrad has no form of plain operators: it has 1 of its 2 inputs"):
+        lower(graph_of([node("ReluGrad", "x", "dx")], {"x": X}, [("dx", X, [None, None])]))
+
+
+def test_nodes_share_functions():
+    nodes = [node("LeakyReluGrad", "dy x", f"out{index}", alpha=alpha) for index, alpha in enumerate((0.5, 0.25, 0.5))]
+    lowered = lower(graph_of(nodes, {"dy": DY, "x": X}, [(f"out{index}", X, [None, None]) for index in range(3)]))
+    assert [each.op_type for each in lowered.graph.node] == ["LeakyReluGrad", "LeakyReluGrad_2", "LeakyReluGrad"]
+    for result, alpha in zip(run(lowered, {"dy": DY, "x": X}), (0.5, 0.25, 0.5), strict=True):
+        np.testing.assert_array_equal(result, np.where(X > 0, DY, alpha * DY))
+
+
+def test_lowering_in_two_steps_gives_each_body_its_own_name():
+    nodes = [node("LeakyReluGrad", "dy x", "a", alpha=0.5), node("ReluGrad", "a x", "b")]
+    model = graph_of(nodes, {"dy": DY, "x": X}, [("b", X, [None, None])])
+    first = lower(model, operators=["LeakyReluGrad"])
+    first.graph.node.append(node("LeakyReluGrad", "b x", "c", alpha=0.125))
+    names = [each.name for each in lower(first).functions]
+    assert names == ["LeakyReluGrad", "ReluGrad", "LeakyReluGrad_2"]
+
+
+# --- opsets and imports ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("opset", "after"), [(12, 16), (13, 16), (15, 16), (16, 16), (18, 18), (21, 21)])
+def test_opset_is_raised_to_what_the_bodies_need(opset, after):
+    lowered = lower(relu_grad_model(opset))
+    assert opset_of(lowered) == after
+    onnx.checker.check_model(lowered)
+    np.testing.assert_array_equal(run(lowered, {"dy": DY, "x": X})[0], np.where(X > 0, DY, 0))
+
+
+def test_old_operators_are_converted():
+    squeeze = helper.make_node("Unsqueeze", ["dx"], ["y"], axes=[0])  # an attribute up to opset 12
+    model = relu_grad_model(12, squeeze)
+    model.graph.output.append(value_info("y", X, [1, None, None]))
+    assert run(lower(model), {"dy": DY, "x": X})[1].shape == (1, 2, 3)
+
+
+def test_layer_normalization_of_an_old_opset():
+    normal = helper.make_node("LayerNormalization", ["x", "scale"], ["y", "mean", "inv_std"], axis=-1)
+    grad = node("LayerNormalizationGrad", "dy x scale mean inv_std", "dx dscale dbias", axis=-1)
+    scale = np.ones(3, np.float32)
+    wanted = [("dx", X, [None, None]), ("dscale", scale, [None])]
+    lowered = lower(graph_of([normal, grad], {"x": X, "dy": DY, "scale": scale}, wanted))
+    assert opset_of(lowered) == 17
+    onnx.checker.check_model(lowered)
+    dx, _ = run(lowered, {"x": X, "dy": DY, "scale": scale})
+    np.testing.assert_allclose(dx.sum(1), 0, atol=1e-5)
+
+
+def test_imports_of_unused_domains_go():
+    model = relu_grad_model()
+    model.opset_import.extend([helper.make_opsetid("org.pytorch.aten", 1), helper.make_opsetid("ai.onnx.ml", 3)])
+    assert {each.domain for each in lower(model).opset_import} == {"", "com.microsoft", "opgrad"}
+
+
+def test_session_that_knows_opgrads_operators():
+    options = onnxruntime.SessionOptions()
+    register(options)
+    session = onnxruntime.InferenceSession(lower(relu_grad_model()).SerializeToString(), options)
+    np.testing.assert_array_equal(session.run(None, {"dy": DY, "x": X})[0], np.where(X > 0, DY, 0))
+
+
+# --- nodes inside nodes ----------------------------------------------------------------------------------------------
+
+
+def test_nodes_of_subgraphs():
+    branches = [
+        helper.make_graph([node("ReluGrad", source, name[:4])], name, [], [value_info(name[:4], X, [None, None])])
+        for name, source in (("then_branch", "dy x"), ("else_branch", "x dy"))
+    ]
+    choice = helper.make_node("If", ["flag"], ["dx"], **{each.name: each for each in branches})
+    inputs = {"flag": FLAG, "dy": DY, "x": X}
+    lowered = lower(graph_of([choice], inputs, [("dx", X, [None, None])]))
+    np.testing.assert_array_equal(run(lowered, inputs)[0], np.where(X > 0, DY, 0))
+    np.testing.assert_array_equal(run(lowered, inputs | {"flag": ~FLAG})[0], np.where(DY > 0, X, 0))
+
+
+def test_nodes_of_functions():
+    imports = [helper.make_opsetid("", 16), helper.make_opsetid("com.microsoft", 1)]
+    inner = node("ReluGrad", "a b", "c")
+    model = graph_of([node("Outer", "dy x", "dx", "mine")], {"dy": DY, "x": X}, [("dx", X, [None, None])], 16)
+    model.functions.append(helper.make_function("mine", "Outer", ["a", "b"], ["c"], [inner], imports))
+    model.opset_import.append(helper.make_opsetid("mine", 1))
+    np.testing.assert_array_equal(run(lower(model), {"dy": DY, "x": X})[0], np.where(X > 0, DY, 0))
+    inner = model.functions[0].node[0]
+    inner.op_type = "LeakyReluGrad"
+    inner.attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    with pytest.raises(NotImplementedError, match="its attribute alpha is that of the function around it"):
+        lower(model)
+
+
+# --- what was written in place ---------------------------------------------------------------------------------------
+
+
+def accumulator_model(outputs="done", *more):
+    nodes = [node("InPlaceAccumulatorV2", "buffer dy reset", outputs), *more]
+    return graph_of(nodes, {"buffer": X, "dy": DY, "reset": FLAG}, [("done", FLAG, [1])])
+
+
+def test_sum_is_an_output_to_feed_back():
+    lowered = lower(accumulator_model())
+    assert feedback(lowered) == {"buffer.next": "buffer"}
+    assert [each.name for each in lowered.graph.output] == ["done", "buffer.next"]
+    inputs = {"buffer": X.copy(), "dy": DY, "reset": ~FLAG}
+    done, total = run(lowered, inputs)
+    assert done.tolist() == [True]
+    np.testing.assert_array_equal(total, X + DY)
+    np.testing.assert_array_equal(inputs["buffer"], X)
+
+
+def test_sum_that_is_an_output_already_keeps_its_name():
+    model = accumulator_model("done total")
+    model.graph.output.append(value_info("total", X, [None, None]))
+    lowered = lower(model)
+    assert feedback(lowered) == {"total": "buffer"}
+    assert len(lowered.graph.output) == 2
+
+
+def test_two_writers_of_one_input_are_refused():
+    model = accumulator_model("done", node("InPlaceAccumulatorV2", "buffer x", "again"))
+    with pytest.raises(NotImplementedError, match="InPlaceAccumulatorV2 writes into buffer, as another node does"):
+        lower(model)
+
+
+def test_sum_of_an_inner_tensor_is_no_output():
+    nodes = [helper.make_node("Neg", ["x"], ["buffer"]), node("InPlaceAccumulatorV2", "buffer dy", "done total")]
+    model = graph_of(nodes, {"x": X, "dy": DY}, [("total", X, [None, None])])
+    lowered = lower(model)
+    assert not lowered.metadata_props
+    np.testing.assert_array_equal(run(lowered, {"x": X, "dy": DY})[0], DY - X)
+
+
+def test_feedback_of_an_earlier_run_is_kept():
+    first = lower(accumulator_model())
+    first.graph.node.append(node("InPlaceAccumulator", "reset_sum dy", "second"))
+    first.graph.input.append(value_info("reset_sum", X, [None, None]))
+    again = lower(first)
+    assert json.loads(again.metadata_props[0].value) == {"buffer.next": "buffer", "second": "reset_sum"}
+
+
+# --- mixed types -----------------------------------------------------------------------------------------------------
+
+
+def test_layer_normalization_of_halves_with_statistics_in_float32(rng):
+    x, dy = rng.standard_normal((2, 4, 8)).astype(np.float16)
+    wide, slope = x.astype(np.float64), dy.astype(np.float64)
+    mean, inv_std = wide.mean(1, keepdims=True), 1 / wide.std(1, keepdims=True)
+    inputs = {"dy": dy, "x": x, "scale": np.ones(8, np.float16)}
+    inputs |= {"mean": mean.astype(np.float32), "inv_std": inv_std.astype(np.float32)}
+    grad = node("LayerNormalizationGrad", "dy x scale mean inv_std", "dx dscale dbias")
+    (dx,) = run(lower(graph_of([grad], inputs, [("dx", x, [None, None])])), inputs)
+    normalized = (wide - mean) * inv_std
+    exact = inv_std * (slope - slope.mean(1, keepdims=True) - normalized * (slope * normalized).mean(1, keepdims=True))
+    assert dx.dtype == np.float16
+    np.testing.assert_allclose(dx, exact, atol=2e-3)
+
+
+def test_loss_of_halves_in_float32_and_its_gradient(rng):
+    scores = rng.standard_normal((3, 4)).astype(np.float16)
+    labels = np.array([1, 3, 0])
+    forward = node("SoftmaxCrossEntropyLossInternal", "scores labels", "loss log_prob", output_type=TensorProto.FLOAT)
+    backward = node("SoftmaxCrossEntropyLossInternalGrad", "dy log_prob labels", "dx", output_type=TensorProto.FLOAT16)
+    one = np.ones((), np.float32)
+    inputs = {"scores": scores, "labels": labels, "dy": one}
+    model = graph_of([forward, backward], inputs, [("loss", one, []), ("dx", scores, [None, None])])
+    loss, dx = run(lower(model), inputs)
+    wide = scores.astype(np.float64)
+    log_prob = wide - np.log(np.exp(wide).sum(1, keepdims=True))
+    np.testing.assert_allclose(loss, -log_prob[range(3), labels].mean(), rtol=1e-5)
+    np.testing.assert_allclose(dx, (np.exp(log_prob) - np.eye(4)[labels]) / 3, atol=2e-4)
+    assert (loss.dtype, dx.dtype) == (np.float32, np.float16)
+
+
+def test_halves_are_gathered_in_float32():
+    """Added to 2048 one by one, ones would be lost: the distance of neighbours there is 2."""
+    dy = np.ones((3000, 1), np.float16)
+    inputs = {"shape": np.array([2, 1]), "indices": np.zeros(3000, np.int64), "dy": dy}
+    model = graph_of([node("GatherGrad", "shape indices dy", "dx")], inputs, [("dx", dy, [None, None])])
+    assert run(lower(model), inputs)[0].tolist() == [[3000], [0]]
+
+
+def test_accumulator_of_float32_takes_halves():
+    inputs = {"buffer": X, "dy": DY.astype(np.float16)}
+    model = graph_of([node("InPlaceAccumulatorV2", "buffer dy", "done")], inputs, [("done", FLAG, [1])])
+    assert run(lower(model), inputs)[1].dtype == np.float32
+
+
+def test_reasons_are_sentences():
+    assert all(reason and reason[0].islower() and not reason.endswith(".") for reason in NOT_LOWERED.values())
+
+
+def test_every_operator_is_in_the_document():
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "lowering.md").read_text(encoding="utf-8")
+    for name in (*LOWERED, *NOT_LOWERED):
+        assert re.search(rf"\b{name}\b", text), name
+
+
+ARTIFACTS = Path(__file__).parents[1] / "artifacts"
+BUFFER = "_grad.accumulation.buffer"
+
+
+def session_of(path):
+    lowered = lower(path)
+    onnx.checker.check_model(lowered)
+    again = lower(lowered)
+    assert again.SerializeToString(deterministic=True) == lowered.SerializeToString(deterministic=True)
+    back = feedback(lowered) if lowered.metadata_props else {}
+    return onnxruntime.InferenceSession(lowered.SerializeToString(), providers=["CPUExecutionProvider"]), back
+
+
+class Lowered:
+    """Training with the lowered graphs of a set: whatever they give back goes into their inputs."""
+
+    def __init__(self, folder, learning_rate):
+        self.training, self.back = session_of(folder / "training_model.onnx")
+        self.optimizer, self.optimizer_back = session_of(folder / "optimizer_model.onnx")
+        self.evaluation, _ = session_of(folder / "eval_model.onnx")
+        checkpoint = read_checkpoint(folder / "checkpoint")
+        self.trainable = list(checkpoint.trainable)
+        self.state = {name: np.array(each) for name, each in checkpoint.parameters.items()}
+        self.state["lazy_reset_grad"] = np.array([True])
+        for name in self.trainable:  # reset gradients may hold anything
+            self.state[name + BUFFER] = np.full_like(self.state[name], np.nan)
+        moments = [np.zeros_like(self.state[name]) for name in self.trainable]
+        self.sequences = {"first_order_moments": moments, "second_order_moments": moments}
+        self.learning_rate, self.steps = np.array([learning_rate], np.float32), 0
+
+    def loss(self, session, batch):
+        """The first output; what it is to be fed back with is kept."""
+        feeds = {value.name: (self.state | batch)[value.name] for value in session.get_inputs()}
+        names = [value.name for value in session.get_outputs()]
+        results = dict(zip(names, session.run(None, feeds), strict=True))
+        self.state |= {source: results[name] for name, source in self.back.items() if name in results}
+        return results[names[0]]
+
+    def step(self, batch):
+        loss = self.loss(self.training, batch)
+        self.steps += 1
+        feeds = self.sequences | {
+            "params": [self.state[name] for name in self.trainable],
+            "gradients": [self.state[name + BUFFER] for name in self.trainable],
+            "learning_rate": self.learning_rate,
+            "step": np.array([self.steps]),
+        }
+        names = [value.name for value in self.optimizer.get_outputs()]
+        inputs = {value.name for value in self.optimizer.get_inputs()}
+        results = dict(
+            zip(names, self.optimizer.run(None, {k: v for k, v in feeds.items() if k in inputs}), strict=True)
+        )
+        self.sequences |= {source: results[name] for name, source in self.optimizer_back.items() if source != "params"}
+        changed = results[next(name for name, source in self.optimizer_back.items() if source == "params")]
+        self.state |= dict(zip(self.trainable, changed, strict=True))
+        return loss
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_artifact_sets_give_the_losses_and_gradients_of_the_old_runtime(name):
+    reference = json.loads((ARTIFACTS / name / "reference.json").read_text())
+    arrays = {key: each for key, each in batch_inputs(name).items() if key in reference["inputs"]}
+    rows, size = np.random.default_rng(1).permutation(1797), reference["batch_size"]
+    order = rows[:1500][np.random.default_rng(100).permutation(1500)]
+    trained = Lowered(ARTIFACTS / name, reference["learning_rate"])
+
+    def batch(rows, index):
+        return {key: each[rows[size * index : size * (index + 1)]] for key, each in arrays.items()}
+
+    losses = [trained.step(batch(order, 0))]
+    check_gradients(trained, np.load(ARTIFACTS / name / "gradients.npz"))
+    losses += [trained.step(batch(order, index)) for index in range(1, len(reference["loss_per_step"]))]
+    np.testing.assert_allclose(losses, reference["loss_per_step"], rtol=1e-4)
+    for key, exact in reference["frozen_after"].items():
+        np.testing.assert_allclose(trained.state[key], exact, rtol=1e-3, atol=1e-4)
+    test = [trained.loss(trained.evaluation, batch(rows[1500:], index)) for index in range(5)]
+    np.testing.assert_allclose(test, reference["eval_loss_per_batch"], rtol=1e-3)
+
+
+def check_gradients(trained, gradients):
+    """Within 1e-5 of the largest gradient of any parameter: some are 0 but for what rounding leaves."""
+    assert set(gradients.files) == set(trained.trainable)
+    largest = max(np.abs(gradients[name]).max() for name in gradients.files)
+    for name in gradients.files:
+        np.testing.assert_allclose(trained.state[name + BUFFER], gradients[name], rtol=0, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_examples_give_the_loss_of_the_old_runtime(name):
+    folder = EXAMPLES / name
+    reference, recipe = json.loads((folder / "reference.json").read_text()), Recipe.load(folder)
+    digits, labels = load_digits(return_X_y=True)
+    data = (digits / 16).astype(np.float32) if name == "digits" else digits.astype(np.int64)
+    rows = np.random.default_rng(recipe.split_seed).permutation(1797)[:1500]
+    order = rows[np.random.default_rng(recipe.seed).permutation(1500)]
+    trained = Lowered(folder, recipe.learning_rate)
+    first = trained.evaluation.get_inputs()[0].name
+    batches = [order[start : start + 50] for start in range(0, 1500, 50)]
+    losses = [trained.step({first: data[rows], "labels": labels[rows].astype(np.int64)}) for rows in batches]
+    assert np.mean(losses) == pytest.approx(reference["train_loss_per_epoch"][0], rel=1e-4)

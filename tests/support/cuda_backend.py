@@ -8,6 +8,8 @@ OPGRAD_GATE=full, it has all of them: 5,600 kernels, an hour of compiling. With 
 """
 
 import ctypes
+import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -19,6 +21,7 @@ import pytest
 from accuracy import assert_close
 from cuda_gate import FULL
 from guards import EDGE, Guarded
+from primitive_cases import LAYOUTS, c_order, every_second, fortran, gapped, permuted
 from ptx import driver
 from samples import bits
 
@@ -345,3 +348,28 @@ def _array(tensor):
     dtype = DTYPES[str(host.dtype).removeprefix("torch.")]
     bits = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.uint8, torch.float8_e4m3fn: torch.uint8}
     return host.view(bits.get(host.dtype, host.dtype)).numpy().view(dtype)
+
+
+NAMES = ("softmax", "log_softmax")
+GRADIENTS = ("softmax_grad", "log_softmax_grad")
+# Tensors have no negative strides, nor any that are no multiple of an element.
+WAYS = [c_order, fortran, permuted, gapped, every_second] if ON_GPU else list(LAYOUTS)
+names = pytest.mark.parametrize("name", NAMES)
+gradients = pytest.mark.parametrize("name", GRADIENTS)
+
+
+def call_kernels(monkeypatch):
+    """Let the public functions call the CUDA kernels."""
+    for name in (*NAMES, *GRADIENTS):
+        monkeypatch.setattr(opgrad, name, functools.partial(public, name))
+
+
+def lower_limits(monkeypatch):
+    """A fixture: rows of more than 128 elements are long, of fewer in gradients."""
+    from opgrad.cuda import regimes
+
+    monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.RegisterLimits(), row=256, tile=32, step=512))
+    forget()
+    yield
+    monkeypatch.undo()
+    forget()

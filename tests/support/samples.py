@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import opgrad
+from opgrad.call import arrays
 from opgrad.cli.examples.arguments import arguments
 from opgrad.contract import DTYPES, FLOATS
+from opgrad.cpu import plans
 from opgrad.ops import operators
 from opgrad.ops.reference import primitive
 
@@ -114,3 +116,37 @@ def losses_and_gradients(op, results):
 def positive_zeros(array):
     values = array.astype(np.float64)
     return bool((values == 0).all() and not np.signbit(values).any())
+
+
+def axis_choices(op, rank):
+    """Every axis by both names, and tuples of adjacent ones where the operator takes them."""
+    if "axis" not in op.attributes:
+        return [{}]
+    axes = list(range(-rank, rank))
+    if op.kind == "rows":
+        axes += [(0,), (-1,), (0, 1), (1, 2), (0, 1, 2), (-2, -1), (2, 1)] if rank == 3 else []
+    return [{"axis": axis} for axis in axes]
+
+
+def dispatcher(op):
+    """A public function of the operator that knows no plan."""
+    plans.PLANS.values.clear()
+    return arrays.dispatcher(op)
+
+
+def packed(outputs):
+    return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+
+def in_place_pairs(op, arguments):
+    """Each result with each argument whose memory it may take."""
+    for result, names in op.in_place.items():
+        yield from ((result, name) for name in names if name in arguments)
+
+
+def in_place_calls(op, arguments, expected):
+    """For each such pair the argument's name, arguments with a copy of it, and results of which one is that copy."""
+    for result, name in in_place_pairs(op, arguments):
+        own = arguments | {name: arguments[name].copy()}
+        made = zip(op.results, expected, strict=True)
+        yield name, own, [own[name] if each == result else np.empty_like(array) for each, array in made]

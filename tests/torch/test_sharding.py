@@ -1,11 +1,15 @@
-"""DTensor: two processes compute every operator in shards, forward and backward, as one computes the whole."""
+"""Gloo processes compute operators on DTensor's shards, and cross-entropy over shares of the classes, as one does."""
 
+import hashlib
 import json
 import os
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from processes import run_processes
 from samples import OF_KINDS, sample
 
 import opgrad
@@ -16,6 +20,7 @@ if not torch.distributed.is_available():
     pytest.skip("PyTorch without torch.distributed", allow_module_level=True)
 
 import opgrad.torch  # noqa: E402
+from opgrad.torch import vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy  # noqa: E402
 from opgrad.torch.operators import OPERATORS  # noqa: E402
 from opgrad.torch.schema import REGISTERED  # noqa: E402
 
@@ -206,3 +211,413 @@ def test_rules_of_attention(mask):
     given |= {"mask": mask and torch.randn(mask), "scale": None, "causal": "", "dropout": 0.0, "seed": None}
     y, lse = check_rules("attention", **given)
     check_rules("attention_grad", dy=torch.randn_like(y), y=y, lse=lse, **given)
+
+
+# --- classes that are split over processes ---
+
+CLASSES, HIDDEN, IGNORED = 37, 6, -100
+RANGES = {1: (0, 37), 2: (0, 12, 37), 3: (0, 20, 20, 37), 5: (0, 1, 9, 9, 30, 37)}  # uneven, and empty
+WEIGHT = torch.linspace(0.5, 2.0, CLASSES)
+OPTIONS = [
+    {},
+    {"reduction": "none"},
+    {"reduction": "sum", "label_smoothing": 0.2},
+    {"weight": WEIGHT},
+    {"weight": WEIGHT, "label_smoothing": 0.1, "reduction": "none"},
+    {"label_smoothing": 0.1, "smoothing_formula": "megatron"},
+    {"lse_square_scale": 0.01, "weight": WEIGHT},
+    {"softcap": 2.0, "temperature": 0.7, "label_smoothing": 0.3},
+    {"shift": 1, "num_items": 11},
+    {"ignore_index": 5, "reduction": "none", "lse_square_scale": 0.1},
+]
+NAMES = ("loss", "lse", "z_loss", "log_prob", "entropy")
+EXTRA = {"return_lse": True, "return_z_loss": True, "return_log_prob": True, "return_entropy": True}
+
+
+def composed(x, target, weight=None, ignore_index=IGNORED, reduction="mean", label_smoothing=0.0,
+             smoothing_formula="torch", lse_square_scale=0.0, softcap=None, temperature=1.0, shift=0,
+             num_items=None):  # fmt: skip
+    """The same loss of all classes as a composition, and what else a call may ask for."""
+    z = x.double() if softcap is None else softcap * torch.tanh(x.double() / softcap)
+    z = z / temperature
+    if shift:
+        target = torch.cat([target[..., 1:], torch.full_like(target[..., :1], ignore_index)], -1)
+    log_p, lse = z.log_softmax(-1), z.logsumexp(-1)
+    counts = target != ignore_index
+    w = torch.ones(CLASSES).double() if weight is None else weight.double()
+    picked = target.masked_fill(~counts, 0)
+    smoothing = label_smoothing * (CLASSES / (CLASSES - 1) if smoothing_formula == "megatron" else 1)
+    nll = -w[picked] * log_p.gather(-1, picked[..., None])[..., 0]
+    losses = (1 - smoothing) * nll - smoothing / CLASSES * (log_p * w).sum(-1)
+    losses, z_losses = losses * counts, lse_square_scale * lse.square() * counts
+    over = ((w[picked] * counts).sum(), counts.sum()) if reduction == "mean" else (1, 1)
+    over = over if num_items is None else (num_items, num_items)
+    if reduction != "none":
+        losses, z_losses = losses.sum() / over[0], z_losses.sum() / over[1]
+    entropy = -(log_p.exp() * log_p).sum(-1) * counts
+    log_prob = log_p.gather(-1, picked[..., None])[..., 0] * counts
+    return losses + z_losses, lse * counts, z_losses, log_prob, entropy
+
+
+def upstream(results):
+    """A gradient of every result, another for each token."""
+    generator = torch.Generator().manual_seed(7)
+    return sum((each * torch.rand(each.shape, generator=generator)).sum() for each in results)
+
+
+class Cases:
+    """One process: what it finds wrong, and a digest of all that has to be the same on every process."""
+
+    def __init__(self, rank, count):
+        self.rank, self.count, self.faults, self.digest = rank, count, [], hashlib.sha256()
+        generator = torch.Generator().manual_seed(1)
+        self.x = 3 * torch.randn(2, 7, CLASSES, generator=generator)
+        self.target = torch.randint(CLASSES, (2, 7), generator=generator)
+        self.target[0, 3] = IGNORED
+        self.first, self.last = RANGES[count][rank : rank + 2]
+        self.hidden = torch.randn(2, 7, HIDDEN, generator=generator)
+        self.layer = torch.randn(CLASSES, HIDDEN, generator=generator)
+        self.bias = torch.randn(CLASSES, generator=generator)
+
+    def targets(self, options):
+        return self.target.where(self.target != IGNORED, options.get("ignore_index", IGNORED))
+
+    def close(self, what, ours, theirs, tolerance):
+        scale = theirs.abs().max().item() if theirs.numel() else 0
+        if ours.shape != theirs.shape or not torch.allclose(
+            ours.double(), theirs, rtol=0, atol=tolerance * (1 + scale)
+        ):
+            self.faults.append(f"{what}: {ours} is not {theirs}")
+
+    def logits(self, options, dtype):
+        whole = self.x.to(dtype, copy=True).requires_grad_()
+        own = self.x.to(dtype)[..., self.first : self.last].clone().requires_grad_()
+        found = vocab_parallel_cross_entropy(
+            own, self.targets(options), vocab_range=(self.first, self.last), **options, **EXTRA
+        )
+        wanted = composed(whole, self.targets(options), **options)
+        step = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 8e-3}[dtype]
+        for name, theirs in zip(NAMES, wanted, strict=True):
+            ours = getattr(found, name)
+            rounded = dtype == torch.bfloat16 and name in ("loss", "z_loss")
+            self.close(f"{name} {options} {dtype}", ours, theirs, step if rounded else min(step, 1e-6))
+            self.digest.update(ours.detach().double().numpy().tobytes())
+        upstream([getattr(found, name) for name in NAMES]).backward()
+        upstream(wanted).backward()
+        if own.grad.dtype != dtype:
+            self.faults.append(f"the gradient is {own.grad.dtype}")
+        self.close(f"gradient {options} {dtype}", own.grad, whole.grad[..., self.first : self.last].double(), step * 3)
+
+    def linear(self, options):
+        x, layer, bias = (each.clone().requires_grad_() for each in (self.hidden, self.layer, self.bias))
+        target = self.targets(options)
+        wanted = composed(torch.nn.functional.linear(x.double(), layer.double(), bias.double()), target, **options)
+        upstream(wanted).backward()
+        own = [each[self.first : self.last].detach().clone().requires_grad_() for each in (layer, bias)]
+        y = self.hidden.clone().requires_grad_()
+        found = vocab_parallel_linear_cross_entropy(
+            y, own[0], target, linear_bias=own[1], vocab_range=(self.first, self.last), **options, **EXTRA
+        )
+        upstream([getattr(found, name) for name in NAMES]).backward()
+        for name, ours, theirs in (("loss", found.loss, wanted[0]), ("dx", y.grad, x.grad.double())):
+            self.close(f"linear {name} {options}", ours, theirs, 3e-6)
+            self.digest.update(ours.detach().double().numpy().tobytes())
+        for name, ours, theirs in zip(("weight", "bias"), own, (layer, bias), strict=True):
+            self.close(f"linear d{name} {options}", ours.grad, theirs.grad[self.first : self.last].double(), 3e-6)
+
+    def silent(self):
+        """What does not count has a gradient of 0, whatever its logits are; NaN stays in its row."""
+        own = self.x[0, :, self.first : self.last].clone()
+        own[3] = torch.nan
+        own[4] = torch.inf
+        own[5] = -torch.inf
+        own.requires_grad_()
+        losses = vocab_parallel_cross_entropy(
+            own, self.target[0], reduction="none", vocab_range=(self.first, self.last), lse_square_scale=0.1
+        )
+        losses.sum().backward()
+        if not (losses[3] == 0 and losses[4].isnan() and losses[5].isnan() and losses[[0, 1, 2, 6]].isfinite().all()):
+            self.faults.append(f"losses of rows without numbers: {losses}")
+        if own.grad[3].any() or not own.grad[[0, 1, 2, 6]].isfinite().all():
+            self.faults.append(f"gradients of rows without numbers: {own.grad}")
+
+    def refused(self):
+        own, target = self.x[0, :, self.first : self.last], self.target[0].clone()
+        target[2] = CLASSES
+        for what, call in {
+            "target[2] is 37, expected 0 to": lambda: vocab_parallel_cross_entropy(
+                own, target, vocab_range=(self.first, self.last)
+            ),
+            "expected one that begins with 0": lambda: vocab_parallel_cross_entropy(
+                own, self.target[0], vocab_range=(self.first + 1, self.last + 1)
+            ),
+            "expected a finite number above 0": lambda: vocab_parallel_cross_entropy(own, target, temperature=0.0),
+            "target has shape": lambda: vocab_parallel_cross_entropy(own, target[1:]),
+        }.items():
+            try:
+                call()
+                self.faults.append(f"not refused: {what}")
+            except ValueError as error:
+                if what not in str(error):
+                    self.faults.append(f"{error} does not say {what}")
+
+    def predicted(self):
+        """The first of the largest classes, among equal ones of several shards, too, as one process has it."""
+        names = ("predicted_tokens", "token_accuracy")
+        wanted_of = {f"return_{name}": True for name in names}
+        for options in ({}, {"softcap": 1.0, "temperature": 3.0}, {"label_smoothing": 0.1, "return_entropy": True}):
+            whole = (4 * self.x.reshape(-1, CLASSES)).round() / 8  # many are equal
+            whole[1], whole[2, 30], whole[3] = torch.nan, torch.inf, -torch.inf
+            whole[4, 5], whole[4, -1], whole[5, 1], whole[5, -2] = 99, torch.nan, torch.inf, torch.nan
+            target = self.target.reshape(-1)
+            ours = vocab_parallel_cross_entropy(
+                whole[:, self.first : self.last], target, vocab_range=(self.first, self.last), **options, **wanted_of
+            )
+            theirs = opgrad.torch.cross_entropy(whole, target, **options, **wanted_of)
+            for name in names:
+                self.same(f"{name} {options}", getattr(ours, name), getattr(theirs, name))
+            self.same("argmax", ours.predicted_tokens, torch.where(target == -100, -1, whole.argmax(1)))
+            weight, x = self.layer[self.first : self.last], self.hidden
+            ours = vocab_parallel_linear_cross_entropy(
+                x, weight, self.target, vocab_range=(self.first, self.last), **options, **wanted_of
+            )
+            theirs = opgrad.torch.linear_cross_entropy(x, self.layer, self.target, **options, **wanted_of)
+            self.same(f"linear {options}", ours.predicted_tokens, theirs.predicted_tokens)
+
+    def same(self, what, ours, theirs):
+        if not torch.equal(ours, theirs):
+            self.faults.append(f"{what}: {ours} is not {theirs}")
+
+    def dense(self):
+        """Target probabilities, with gradients of their own."""
+        part = slice(self.first, self.last)
+        q = torch.rand(14, CLASSES, generator=torch.Generator().manual_seed(2)).softmax(1)
+        x = self.x.reshape(-1, CLASSES)
+        for options in ({}, {"weight": WEIGHT, "label_smoothing": 0.1, "lse_square_scale": 0.1, "softcap": 3.0}):
+            for reduction in ("mean", "none"):
+                whole = [each.clone().requires_grad_() for each in (x, q)]
+                own = [each[:, part].clone().requires_grad_() for each in (x, q)]
+                more = {"reduction": reduction, "return_entropy": True, "return_predicted_tokens": True, **options}
+                theirs = opgrad.torch.cross_entropy(*whole, **more)
+                ours = vocab_parallel_cross_entropy(*own, vocab_range=(self.first, self.last), **more)
+                for found in (ours, theirs):
+                    upstream([found.loss, found.entropy]).backward()
+                self.same("predicted", ours.predicted_tokens, theirs.predicted_tokens)
+                for name, a, b in (
+                    ("loss", ours.loss, theirs.loss),
+                    ("entropy", ours.entropy, theirs.entropy),
+                    *((f"gradient {at}", own[at].grad, whole[at].grad[:, part]) for at in (0, 1)),
+                ):
+                    self.close(f"probabilities: {name} {options}", a, b.double(), 2e-6)
+        layer = self.layer[part].clone().requires_grad_()
+        hidden, again, whole = (each.clone().requires_grad_() for each in (self.hidden, self.hidden, self.layer))
+        ours = vocab_parallel_linear_cross_entropy(
+            hidden, layer, q[:, part].view(2, 7, -1), vocab_range=(self.first, self.last)
+        )
+        theirs = opgrad.torch.linear_cross_entropy(again, whole, q.view(2, 7, -1))
+        ours.backward()
+        theirs.backward()
+        for name, a, b in (
+            ("loss", ours, theirs),
+            ("dx", hidden.grad, again.grad),
+            ("dw", layer.grad, whole.grad[part]),
+        ):
+            self.close(f"linear with probabilities: {name}", a, b.double(), 2e-6)
+
+    def twice(self):
+        """Gradients of gradients: of a function of the shards' gradients, whose values the processes add up."""
+        options = {"label_smoothing": 0.2, "softcap": 4.0, "lse_square_scale": 0.1, "return_entropy": True}
+        generator = torch.Generator().manual_seed(3)
+        v = torch.randn(14, CLASSES, generator=generator).double()
+        u = torch.randn(14, HIDDEN, generator=generator).double()
+        x, target, part = self.x.reshape(-1, CLASSES).double(), self.target.reshape(-1), slice(self.first, self.last)
+
+        ranged = {**options, "vocab_range": (self.first, self.last)}
+
+        def second(loss, v, *given):
+            given = [each.clone().requires_grad_() for each in given]
+            found = loss(*given)
+            first = found.loss + (found.entropy * torch.arange(14)).sum()
+            (slope,) = torch.autograd.grad(first, given[:1], create_graph=True)
+            return torch.autograd.grad((slope * v).sum(), given)
+
+        (wanted,) = second(lambda x: opgrad.torch.cross_entropy(x, target, **options), v, x)
+        own = v[:, part], x[:, part]
+        (found,) = second(lambda x: vocab_parallel_cross_entropy(x, target, **ranged), *own)
+        self.close("second derivative", found, wanted[:, part], 1e-12)
+        layer, hidden = self.layer.double(), self.hidden.reshape(-1, HIDDEN).double()
+        wanted = second(lambda *each: opgrad.torch.linear_cross_entropy(*each, target, **options), u, hidden, layer)
+        own = u, hidden, layer[part]
+        dx, dw = second(lambda *each: vocab_parallel_linear_cross_entropy(*each, target, **ranged), *own)
+        self.close("second derivative by input", dx, wanted[0], 1e-12)
+        self.close("second derivative by weight", dw, wanted[1][part], 1e-12)
+
+    def dtensor(self):
+        """Classes along one axis of a mesh, rows along another or not at all; by the plain functions' names, too."""
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+        rows, target = self.x[0, :5].clone(), self.target[0, :5]
+        meshes = [((self.count,), [Shard(1)]), ((1, self.count), [Shard(0), Shard(1)])]
+        meshes += [((1, self.count), [Replicate(), Shard(1)])]
+        meshes += [((self.count, 1), [Shard(0), Shard(1)])] if self.count > 1 else []
+        for place, (shape, placements) in enumerate(meshes):
+            mesh = init_device_mesh("cpu", shape)
+            shared = distribute_tensor(rows.clone(), mesh, placements).requires_grad_()
+            whole = rows.clone().requires_grad_()
+            run = opgrad.torch.cross_entropy if place % 2 else vocab_parallel_cross_entropy
+            for reduction in ("mean", "sum", "none"):
+                options = {"reduction": reduction, "label_smoothing": 0.1}
+                found = run(shared, target, **options, return_entropy=True, return_token_accuracy=True)
+                wanted = opgrad.torch.cross_entropy(whole, target, **options, return_token_accuracy=True)
+                self.close(f"DTensor {shape} {reduction}", found.loss.full_tensor(), wanted.loss.double(), 1e-6)
+                self.same(f"accuracy {shape}", found.token_accuracy, wanted.token_accuracy)
+                shared.grad = whole.grad = None
+                found.loss.sum().backward()
+                wanted.loss.sum().backward()
+                self.close(f"gradient of DTensor {shape}", shared.grad.full_tensor(), whole.grad.double(), 1e-6)
+            if shared.grad.placements != tuple(placements):
+                self.faults.append(f"the gradient lies as {shared.grad.placements}")
+            loss = opgrad.torch.CrossEntropyLoss(WEIGHT)(shared, target)
+            self.close("module", loss.full_tensor(), composed(rows, target, WEIGHT)[0], 1e-6)
+            self.dtensor_layer(mesh, placements, target)
+
+    def dtensor_layer(self, mesh, placements, target):
+        """A layer whose rows are sharded where the classes are, and input that is sharded where the rows are."""
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        lies = [Replicate() if each == Shard(1) else each for each in placements]
+        of_layer = [Shard(0) if each == Shard(1) else Replicate() for each in placements]
+        whole = [each.clone().requires_grad_() for each in (self.hidden[0, :5], self.layer, self.bias)]
+        loss = opgrad.torch.linear_cross_entropy(*whole[:2], target, linear_bias=whole[2], softcap=2.0)
+        loss.backward()
+        x = distribute_tensor(self.hidden[0, :5].clone(), mesh, lies).requires_grad_()
+        linear = torch.nn.Linear(HIDDEN, CLASSES)
+        for name, value in (("weight", self.layer), ("bias", self.bias)):
+            setattr(linear, name, torch.nn.Parameter(distribute_tensor(value.clone(), mesh, of_layer)))
+        found = opgrad.torch.LinearCrossEntropyLoss(linear=linear, softcap=2.0)(x, target)
+        found.backward()
+        self.close("linear module", found.full_tensor(), loss.double(), 1e-6)
+        for name, ours, theirs in zip(("x", "w", "b"), (x, linear.weight, linear.bias), whole, strict=True):
+            self.close(f"linear DTensor d{name} {placements}", ours.grad.full_tensor(), theirs.grad.double(), 3e-6)
+
+
+def work_on_classes(rank, count):
+    cases = Cases(rank, count)
+    for options in OPTIONS:
+        cases.logits(options, torch.float32)
+        cases.linear(options)
+    for dtype in (torch.float64, torch.bfloat16):
+        cases.logits(OPTIONS[4], dtype)
+    cases.silent()
+    cases.refused()
+    cases.predicted()
+    cases.dense()
+    cases.twice()
+    cases.dtensor()
+    return {"faults": cases.faults, "digest": cases.digest.hexdigest()}
+
+
+def lost(rank, folder):
+    """The last process ends without a word once all have joined the group: what the others are told."""
+    joined = Path(folder) / "joined"
+    if rank == 1:
+        (Path(folder) / "found1.json").write_text('""')
+        while not joined.exists():  # while it connects, gloo has words of its own
+            time.sleep(0.01)
+        os._exit(0)
+    joined.touch()
+    try:
+        vocab_parallel_cross_entropy(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
+    except RuntimeError as error:
+        torch.distributed.destroy_process_group = lambda: None  # it would wait for the one that has ended
+        return str(error)
+    return ""
+
+
+COUNTS = (1, 2, 3, 5) if "OPGRAD_PROCESSES" in os.environ else (3,)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_shares_of_classes_are_what_the_whole_is(count, tmp_path):
+    """On every process the same bits."""
+    found = run_processes(work_on_classes, count, str(tmp_path), count)
+    assert [each["faults"] for each in found] == [[]] * count
+    assert len({each["digest"] for each in found}) == 1
+
+
+def test_a_lost_process_is_an_error(tmp_path):
+    assert "one of which may have ended" in run_processes(lost, 2, str(tmp_path), str(tmp_path))[0]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """A group of this process alone."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.group.WORLD.group_name
+    torch.distributed.destroy_process_group()
+
+
+def test_compiled_without_a_graph_break(alone):
+    def losses(x, hidden, layer, target):
+        options = {"lse_square_scale": 0.1, "return_entropy": True}
+        found = vocab_parallel_cross_entropy(x, target, **options)
+        other = vocab_parallel_linear_cross_entropy(hidden, layer, target, **options)
+        dense = vocab_parallel_cross_entropy(x, x.detach().softmax(-1))
+        return found.loss + found.entropy.sum() + other.loss + dense
+
+    cases = Cases(0, 1)
+    results = []
+    for run in (losses, torch.compile(losses, fullgraph=True, backend="aot_eager")):
+        own = [each.clone().requires_grad_() for each in (cases.x, cases.hidden, cases.layer)]
+        value = run(*own, cases.target)
+        value.backward()
+        results.append([value.detach(), *(each.grad for each in own)])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager)
+
+
+def test_opcheck(alone):
+    operators, check = torch.ops.opgrad, torch.library.opcheck
+    generator = torch.Generator().manual_seed(5)
+    x, w, b = (
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in ((4, 7), (5, 7), (5,))
+    )
+    labels, parts = torch.tensor([2, -100, 0, 4]), torch.randn(1, 4, 3, dtype=torch.float64, requires_grad=True)
+    classes = (labels, None, 0, 3.0, 0.7, True, True)
+    check(operators.shard_statistics, (x, *classes))
+    check(operators.layer_statistics, (x, w, b, *classes, -100, None, alone))
+    statistics = operators.shard_statistics(x.detach(), *classes)
+    check(operators.shard_statistics_grad, (x.detach(), *classes, statistics, torch.ones_like(statistics)))
+    own = [each.detach() for each in (x, w, b)]
+    statistics = operators.layer_statistics(*own, *classes, -100, None, alone)
+    given = (*classes, -100, None, alone, statistics, torch.ones_like(statistics))
+    check(operators.layer_statistics_grad, (*own, *given))
+    place = (0, 1, alone)
+    check(operators.shard_gather, (parts[0].detach(), labels[[0, 2, 3]], 0, 5, -100, *place, "a loss"))
+    check(operators.shard_part, (parts, *place))
+    check(operators.shard_parts, (parts[0].detach().requires_grad_(), *place))
+    check(operators.shard_copy, (x, alone))
+    check(operators.shard_sum, (x, alone))
+
+
+def test_gradcheck(alone):
+    """Of first and second order, of all results."""
+    generator = torch.Generator().manual_seed(6)
+    x, w = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 4), (5, 4)))
+    x, w = x.requires_grad_(), w.requires_grad_()
+    target = torch.tensor([4, -100, 1])
+    options = {"softcap": 2.0, "label_smoothing": 0.1, "lse_square_scale": 0.1, "return_entropy": True}
+
+    def linear(x, w):
+        found = vocab_parallel_linear_cross_entropy(x, w, target, return_lse=True, return_log_prob=True, **options)
+        return found.loss, found.lse, found.log_prob, found.entropy
+
+    def of_logits(x):
+        found = vocab_parallel_cross_entropy(x, target.clamp(-100, 3), **options)
+        return found.loss, found.entropy
+
+    for run, given in ((linear, (x, w)), (of_logits, (x,))):
+        assert torch.autograd.gradcheck(run, given)
+        assert torch.autograd.gradgradcheck(run, given)

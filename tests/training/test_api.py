@@ -1,17 +1,22 @@
-"""The names of onnxruntime.training.api: what old training code relies on."""
+"""opgrad.training.api: what old training code relies on, calls, export, and what does not fit."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from artifact_sets import EXAMPLES, SETS, optimizer_model
+from artifact_sets import EXAMPLES, SETS, optimizer_model, write_linear_set
 from onnx import helper
+from onnxruntime import OrtValue
 from training_sets import DIGITS, assert_equal, batch, load, values
 
-from opgrad.training import load_named, read_checkpoint
+from opgrad.training import load_named, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from opgrad.training.files.artifact_set import tensor_spec
+from opgrad.training.files.checkpoint import Checkpoint
 from opgrad.training.run.recipe import Recipe
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -227,3 +232,296 @@ def test_a_step_before_any_gradient():
     module.gradients["b3"][...] = 1
     optimizer.step()
     assert (state.parameters["b3"].data != before["b3"]).all()
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_are_live_memory():
+    state, module, _ = load()
+    x, y = batch()
+    first = module(x, y)
+    view, old = state.parameters["W1"].data, state.parameters["W1"].data.copy()
+    state.parameters["W1"] = np.zeros_like(old)
+    assert not view.any()
+    changed = module(x, y)
+    assert changed != first
+    view[...] = np.asfortranarray(old)
+    assert module(x, y) == first
+    state.parameters["W1"].data = OrtValue.ortvalue_from_numpy(np.zeros_like(old))
+    assert module.eval()(x, y) == changed
+
+
+def test_buffers_of_parameters(tmp_path):
+    write_linear_set(tmp_path)
+    state, module, _ = load(tmp_path)
+    assert (module.get_parameters_size(), module.get_parameters_size(False)) == (2, 3)
+    state.parameters["w"] = np.array([[3], [4]], np.float32)
+    assert not state.parameters["b"].requires_grad
+    assert state.parameters["b"].grad is None
+    every = module.get_contiguous_parameters().numpy()
+    np.testing.assert_array_equal(every, np.float32([3, 4, 0.5]))
+    np.testing.assert_array_equal(module.get_contiguous_parameters(trainable_only=True).numpy(), [3, 4])
+    module.copy_buffer_to_parameters(OrtValue.ortvalue_from_numpy(np.float32([5, 6])))
+    module.copy_buffer_to_parameters(np.float32([7, 8, 9]), trainable_only=False)
+    np.testing.assert_array_equal(state.parameters["w"].data, [[7], [8]])
+    np.testing.assert_array_equal(state.parameters["b"].data, [9])
+    for buffer, kind, message in (
+        (np.zeros(3, np.float32), ValueError, r"buffer has shape \(3,\), expected \(2,\)"),
+        (np.zeros(2), TypeError, "buffer is float64, expected float32"),
+        ([1, 2], TypeError, "buffer is list, expected float32"),
+    ):
+        with pytest.raises(kind, match=message):
+            module.copy_buffer_to_parameters(buffer)
+    np.testing.assert_array_equal(state.parameters["w"].data, [[7], [8]])
+
+
+def test_a_nominal_checkpoint_is_filled_from_a_buffer(tmp_path):
+    write_linear_set(tmp_path)
+    _, complete, _ = load(tmp_path)
+    full = read_checkpoint(tmp_path / "checkpoint")
+    write_checkpoint(Checkpoint(full.trainable, full.frozen, nominal=True), tmp_path / "checkpoint")
+    state, module, optimizer = load(tmp_path)
+    x, y = np.ones((3, 2), np.float32), np.ones((3, 1), np.float32)
+    assert len(state.parameters) == 2
+    assert module.get_parameters_size(False) == 3
+    for act in (lambda: state.parameters["w"], lambda: module(x, y)):
+        with pytest.raises(RuntimeError, match="nominal"):
+            act()
+    with pytest.raises(ValueError, match="trainable_only is True, expected False"):
+        module.copy_buffer_to_parameters(complete.get_contiguous_parameters(True))
+    module.copy_buffer_to_parameters(complete.get_contiguous_parameters(), trainable_only=False)
+    assert module(x, y) == complete(x, y)
+    optimizer.step()
+    assert state.parameters["w"].data.any()
+
+
+# --- inputs and outputs ----------------------------------------------------------------------------------------------
+
+
+def test_inputs_of_any_layout():
+    _, module, _ = load()
+    x, y = batch(6)
+    expected = module(x, y)
+    assert isinstance(expected, np.ndarray)
+    assert expected.shape == ()
+    wide = np.zeros((6, 128), np.float32)
+    wide[:, ::2] = x
+    unaligned = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(6, 64)
+    for same in (np.asfortranarray(x), wide[:, ::2], x[::-1][::-1], unaligned):
+        assert module(same, y) == expected
+    assert module(x.tolist(), y) == module(x, y.tolist()) == expected
+    reverse = np.ascontiguousarray(x[::-1]), y[::-1].copy()
+    assert module(x[::-1], y[::-1]) == module(*reverse)
+
+
+def test_batches_of_changing_sizes():
+    _, module, _ = load()
+    sizes = [3, 2000, 5, 2000, 3, 1024, 0, 3]
+    losses = {rows: Module(DIGITS / "training_model.onnx", load()[0])(*batch(rows)) for rows in set(sizes)}
+    for rows in sizes:
+        assert module(*batch(rows)) == losses[rows]
+
+
+def test_ort_values_in_and_out():
+    _, module, _ = load()
+    x, y = batch()
+    expected = module(x, y)
+    ort_x, ort_y = (OrtValue.ortvalue_from_numpy(each) for each in (x, y))
+    found = module(ort_x, ort_y)
+    assert isinstance(found, OrtValue)
+    assert found.numpy() == expected
+    assert module(x, ort_y) == module(ort_x, y) == expected
+    assert module.eval()(ort_x, ort_y).numpy() == expected
+    with pytest.raises(TypeError, match="pixels is int64, expected float32"):
+        module(ort_y, ort_x)
+    with pytest.raises(TypeError, match="pixels is set, expected a NumPy array or an OrtValue"):
+        module({1}, y)
+
+
+@pytest.mark.parametrize("ranked", [True, False])
+def test_graphs_with_several_outputs(ranked, tmp_path):
+    for name in ("training_model.onnx", "eval_model.onnx"):
+        model = onnx.load(DIGITS / name)
+        shape = ["batch", 10] if ranked else None
+        model.graph.output.insert(1, helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, shape))
+        onnx.save(model, tmp_path / name)
+    state = CheckpointState.load_checkpoint(DIGITS / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    assert module.output_names()[1:] == ["logits"]
+    x, y = batch()
+    loss, logits = module(x, y)
+    kept = logits.copy()
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    expected = np.mean(np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(4), y])
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert module(*batch(7, 1))[1].shape == (7, 10)
+    found = module.eval()(OrtValue.ortvalue_from_numpy(x), OrtValue.ortvalue_from_numpy(y))
+    np.testing.assert_allclose(found[1].numpy(), kept, rtol=1e-6)
+    np.testing.assert_array_equal(logits, kept)
+
+
+def test_models_as_bytes_and_session_options():
+    state = CheckpointState.load_checkpoint(DIGITS / "checkpoint")
+    training, evaluation, optimizer = (
+        (DIGITS / f"{name}.onnx").read_bytes() for name in ("training_model", "eval_model", "optimizer_model")
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    module = Module(training, state, evaluation, device="cpu:0", session_options=options)
+    assert module(*batch()) == load()[1](*batch())
+    assert Optimizer(optimizer, module).get_learning_rate() == np.float32(1e-3)
+
+
+def test_the_label_minus_one_is_ignored():
+    state, module, _ = load()
+    x, y = batch(4)
+    y[1] = -1
+    kept = [0, 2, 3]
+    assert module(x, y) == pytest.approx(float(module(x[kept], y[kept])), rel=1e-6)
+    assert module.eval()(x, y) == pytest.approx(float(module(x[kept], y[kept])), rel=1e-6)
+    for name in ("training_model.onnx", "eval_model.onnx"):
+        model = onnx.load(DIGITS / name)
+        for node in model.graph.node:
+            if node.op_type.startswith("SoftmaxCrossEntropyLoss"):
+                node.attribute.append(helper.make_attribute("ignore_index", 7))
+        module = Module(model.SerializeToString(), state) if "training" in name else module
+    y[1] = 7
+    kept = [row for row in range(4) if y[row] != 7]
+    assert module(x, y) == pytest.approx(float(module(x[kept], y[kept])), rel=1e-6)
+
+
+# --- export ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outputs", [["logits"], ["a1", "logits"], ["onnx::loss::2"]])
+def test_export_runs_without_opgrad(outputs, tmp_path):
+    state, module, optimizer = load()
+    x, y = batch()
+    loss = module(x, y)
+    optimizer.step()
+    path = tmp_path / "model.onnx"
+    module.export_model_for_inferencing(path, outputs)
+    onnx.checker.check_model(path, full_check=True)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [item.name for item in session.get_outputs()] == outputs
+    feeds = {item.name: {"pixels": x, "labels": y}[item.name] for item in session.get_inputs()}
+    found = session.run(None, feeds)
+    if outputs == ["onnx::loss::2"]:
+        assert found[0] == pytest.approx(float(module.eval()(x, y)), rel=1e-5)
+        assert found[0] < loss
+    else:
+        w1, b1 = state.parameters["W1"].data, state.parameters["b1"].data
+        assert list(feeds) == ["pixels"]
+        if outputs[0] == "a1":
+            np.testing.assert_allclose(found[0], np.maximum(x @ w1.T + b1, 0), rtol=1e-5, atol=1e-6)
+
+
+def test_the_examples_of_the_migration_guide_run(tmp_path, monkeypatch):
+    text = (EXAMPLES.parent / "docs" / "guides" / "migration.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    Path("artifacts").symlink_to(DIGITS, target_is_directory=True)
+    names = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, names)  # each goes on where the one before ended
+    assert Path("model.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind", "message"),
+    [
+        (lambda x, y: (x,), ValueError, "1 inputs, expected 2: pixels, labels"),
+        (lambda x, y: (x, y, y), ValueError, "3 inputs, expected 2"),
+        (lambda x, y: (), ValueError, "0 inputs, expected 2"),
+        (lambda x, y: (x.astype(np.float64), y), TypeError, "pixels is float64, expected float32"),
+        (lambda x, y: (x, y.astype(np.int32)), TypeError, "labels is int32, expected int64"),
+        (lambda x, y: (x[:, :63], y), ValueError, r"pixels has shape \(4, 63\), expected \(batch, 64\)"),
+        (lambda x, y: (x, y[:3]), ValueError, r"labels has shape \(3,\), expected \(4,\)"),
+        (lambda x, y: (x, y + 10), ValueError, r"labels\[0\] is 1., expected 0 to 9"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["first", "reset", "adding", "eval"])
+def test_a_batch_that_does_not_fit_changes_nothing(inputs, kind, message, mode):
+    state, module, _ = load()
+    x, y = batch()
+    if mode != "first":
+        module(x, y)
+    if mode == "reset":
+        module.lazy_reset_grad()
+    module.train(mode != "eval")
+    before, gradients = values(state), {name: gradient.copy() for name, gradient in module.gradients.items()}
+    with pytest.raises(kind, match=message):
+        module(*inputs(x, y))
+    assert_equal(values(state), before)
+    assert_equal(dict(module.gradients), gradients)
+    module.train()(x, y)
+    factor = 2 if mode in ("adding", "eval") else 1
+    _, other, _ = load()
+    other(x, y)
+    assert_equal(dict(module.gradients), {name: factor * gradient for name, gradient in other.gradients.items()})
+
+
+def test_files_that_are_missing_or_damaged(tmp_path):
+    state, module, _ = load()
+    damaged = tmp_path / "model.onnx"
+    damaged.write_bytes((DIGITS / "training_model.onnx").read_bytes()[:500])
+    for act in (
+        lambda: Module(tmp_path / "none.onnx", state),
+        lambda: Module(DIGITS / "training_model.onnx", state, tmp_path / "none.onnx"),
+        lambda: Optimizer(tmp_path / "none.onnx", module),
+        lambda: CheckpointState.load_checkpoint(tmp_path / "none"),
+    ):
+        with pytest.raises(FileNotFoundError, match=r"there is no file .*none"):
+            act()
+    with pytest.raises(ValueError, match="is no ONNX model, or damaged"):
+        Module(damaged, state)
+    with pytest.raises(ValueError, match="is no ONNX model, or damaged"):
+        Optimizer(DIGITS / "checkpoint", module)
+    with pytest.raises(ValueError, match="is no checkpoint"):
+        CheckpointState.load_checkpoint(damaged)
+
+
+def test_an_operator_that_nobody_has(tmp_path):
+    model = onnx.load(DIGITS / "training_model.onnx")
+    next(node for node in model.graph.node if node.op_type == "ReluGrad").op_type = "NobodysGrad"
+    with pytest.raises(NotImplementedError, match=r"com\.microsoft:NobodysGrad, which neither onnxruntime nor opgrad"):
+        Module(model.SerializeToString(), load()[0])
+
+
+def test_parts_of_different_models(tmp_path):
+    other = EXAMPLES / "digits_attention"
+    state = CheckpointState.load_checkpoint(other / "checkpoint")
+    with pytest.raises(ValueError, match=r"has the trainable parameters W1, Wk.*expected.*W1, W2, W3, b1"):
+        Module(DIGITS / "training_model.onnx", state)
+    with pytest.raises(ValueError, match=r"no input lazy_reset_grad, expected a training graph"):
+        Module(DIGITS / "eval_model.onnx", load()[0])
+    with pytest.raises(NotImplementedError, match=r"has the nodes Gemm.*expected one AdamWOptimizer"):
+        Optimizer(DIGITS / "eval_model.onnx", load()[1])
+    _, module, optimizer = load(other)
+    module(np.zeros((2, 64), np.int64), np.zeros(2, np.int64))
+    optimizer.step()
+    moments = module._state._memory.checkpoint({}, True).optimizers
+    full = read_checkpoint(DIGITS / "checkpoint")
+    write_checkpoint(Checkpoint(full.trainable, full.frozen, moments), tmp_path / "checkpoint")
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(DIGITS / "training_model.onnx", state)
+    with pytest.raises(ValueError, match="saved with another optimizer or model"):
+        Optimizer(DIGITS / "optimizer_model.onnx", module)
+
+
+def test_other_devices_and_types():
+    state, _, _ = load()
+    for device in ("cuda", "cuda:0", "cpu:x", "somewhere"):
+        with pytest.raises(NotImplementedError, match=f"device is '{device}', expected 'cpu'"):
+            Module(DIGITS / "training_model.onnx", state, device=device)
+    with pytest.raises(TypeError, match="state is int, expected Checkpoint"):
+        CheckpointState(3)
+    with pytest.raises(TypeError, match="state is str, expected CheckpointState"):
+        Module(DIGITS / "training_model.onnx", "checkpoint")
+    with pytest.raises(TypeError, match="module is CheckpointState, expected Module"):
+        Optimizer(DIGITS / "optimizer_model.onnx", state)
+    double = Checkpoint({"w": np.zeros(2)}, {})
+    with pytest.raises(NotImplementedError, match="'w' is float64, expected float32"):
+        CheckpointState(double)

@@ -1,18 +1,22 @@
-"""What is said of models that cannot be trained as they are: what stands in the way, and what can be done."""
+"""What is said of models that cannot be trained as they are; models that other tools do not take, but are trained."""
 
+import json
 import logging
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from onnx import numpy_helper
-from small_models import build, normal
+from onnx import helper, numpy_helper
+from small_models import build, normal, perceptron
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
 from opgrad.cli.inspection import inspect
-from opgrad.training import ArtifactSet, Trainer
+from opgrad.training import ArtifactSet, Dataset, Trainer
+from opgrad.training.api import CheckpointState, Module
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.files.dataset import load_file
 
 CE = LossType.CrossEntropyLoss
 
@@ -137,3 +141,147 @@ def test_an_adapter_that_is_an_input_is_told_of(tmp_path, caplog):
     assert "'lora_a'" in caplog.text
     with pytest.raises(ValueError, match=r"its inputs lora_a, which are no parameters .* initializers of the model"):
         ArtifactSet.load(tmp_path)
+
+
+X = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+LABELS = np.arange(40) % 3
+
+
+def state_of_one_row():
+    text = """g (float[batch, 4] x, float[1, 1, 5] state) => (float[batch, 3] scores) {
+        h = Gemm(x, w0, b0)  row = Squeeze(state, axes)  t = Add(h, row)  a = Tanh(t)  m = MatMul(a, w1)
+        scores = Add(m, b1)
+    }"""
+    arrays = {**normal(w0=(4, 5), b0=(5,), w1=(5, 3), b1=(3,)), "axes": np.array([0])}
+    return build(text, arrays), {"state": normal(s=(1, 1, 5))["s"]}
+
+
+def scalar_input():
+    text = """g (float temperature, float[batch, 4] x) => (float[batch, 3] scores) {
+        h = Gemm(x, w0, b0)  a = Tanh(h)  m = MatMul(a, w1)  scores = Mul(m, temperature)
+    }"""
+    return build(text, normal(w0=(4, 5), b0=(5,), w1=(5, 3))), {"temperature": np.array(0.5, np.float32)}
+
+
+def size_below_0():
+    model = perceptron()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    return model, {}
+
+
+def nodes_out_of_order():
+    model = perceptron()
+    nodes = list(model.graph.node)[::-1]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+    return model, {}
+
+
+def another_shape_declared():
+    model = perceptron()
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("scores", 1, ["batch", 7]))
+    model.graph.value_info.append(helper.make_tensor_value_info("h", 1, [1, 5]))
+    return model, {}
+
+
+def another_rank_declared():
+    model = perceptron()
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("scores", 1, ["batch", 1, 3]))
+    return model, {}
+
+
+CASES = (
+    state_of_one_row,
+    scalar_input,
+    size_below_0,
+    nodes_out_of_order,
+    another_shape_declared,
+    another_rank_declared,
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_what_onnxruntime_takes_is_trained(case, tmp_path):
+    model, others = case()
+    path, folder = tmp_path / "model.onnx", tmp_path / "set"
+    folder.mkdir()
+    path.write_bytes(model.SerializeToString())
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": X[:6], **others})[0].shape == (6, 3)
+    generate_artifacts(model, loss=CE, optimizer=OptimType.SGD, artifact_directory=folder)
+    trainer = Trainer(ArtifactSet.load(folder), 0.1)
+    feeds = {"x": X[:6], **others, "labels": LABELS[:6]}
+    losses = [trainer.step(feeds) for _ in range(4)]
+    assert losses[-1] < losses[0]
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    assert module(*(np.asarray(feeds[name]) for name in module.input_names())) == pytest.approx(losses[0], rel=1e-6)
+    assert not inspect(path).training.problems
+
+
+def test_inputs_of_all_examples_are_given_to_every_batch(tmp_path):
+    model, others = state_of_one_row()
+    generate_artifacts(model, loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
+    artifacts = ArtifactSet.load(tmp_path)
+    assert artifacts.axes == {"x": 0, "state": None, "labels": 0}
+    assert artifacts.batch_rows is None
+    np.savez(tmp_path / "data.npz", x=X, labels=LABELS, **others)
+    data = load_file(tmp_path / "data.npz", artifacts.inputs)
+    assert data.rows == 40
+    first, second = data.split(10, 0)
+    assert (first.rows, second.rows) == (30, 10)
+    np.testing.assert_array_equal(second.arrays["state"], others["state"])
+    batches = [Trainer(artifacts, 0.0).evaluate(Dataset(data.arrays), size).loss for size in (7, 40)]
+    assert batches[0] == pytest.approx(batches[1], rel=1e-6)
+
+
+ZIPPED = """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]>
+    g (float[n, 4] x) => (int64[n] label, seq(map(int64, float)) maps) {
+        scores = MatMul(x, w)  probabilities = Softmax(scores)  label = ArgMax <axis = 1, keepdims = 0> (scores)
+        maps = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (probabilities) }"""
+CUT = "ZipMap, which makes maps for the output 'maps', is cut off; 'probabilities' is the output that is trained"
+
+
+def zipped():
+    model = onnx.parser.parse_model(ZIPPED)
+    model.graph.initializer.append(numpy_helper.from_array(normal(w=(4, 3))["w"], "w"))
+    return model
+
+
+def test_maps_are_cut_off(tmp_path):
+    """As converters put them behind a classifier: a loss takes the tensor in front of them."""
+    model = zipped()
+    made = generate_artifacts(model, loss=LossType.MSELoss, optimizer=OptimType.SGD, artifact_directory=tmp_path)
+    assert (made.trainable, made.notes) == (("w",), (CUT,))
+    assert model == zipped()
+    artifacts = ArtifactSet.load(tmp_path)
+    assert artifacts.objective.outputs == ("probabilities",)
+    onnx.save(model, tmp_path / "model.onnx")
+    found = inspect(tmp_path / "model.onnx").training
+    assert (found.cut, found.problems) == ({"maps": "probabilities"}, [])
+    assert [each.name for each in found.outputs] == ["probabilities"]
+
+
+@pytest.mark.parametrize("command", ["inspect", "artifacts", "train"])
+def test_commands_say_that_maps_are_cut_off(command, tmp_path):
+    onnx.save(zipped(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", x=X, labels=LABELS)
+    options = {
+        "inspect": [],
+        "artifacts": ["--loss", "cross-entropy", "--loss-input", "scores", "--output", tmp_path / "set"],
+        "train": ["--loss", "cross-entropy", "--loss-input", "scores", "--epochs", "1", "--data",
+                  tmp_path / "data.npz", "--output", tmp_path / "out", "--export", tmp_path / "all.onnx"],
+    }  # fmt: skip
+    done = CliRunner().invoke(app, [command, *map(str, [tmp_path / "model.onnx", *options[command]])])
+    assert done.exit_code == 0, done.output
+    assert CUT in " ".join(done.output.split())
+    if command == "train":
+        assert json.loads((tmp_path / "out" / "metrics.json").read_text())["exported_accuracy"] is not None
+        names = [
+            [each.name for each in onnx.load(tmp_path / file).graph.output] for file in ("out/model.onnx", "all.onnx")
+        ]
+        assert names == [["scores"], ["label", "probabilities"]]

@@ -1,12 +1,19 @@
-"""The losses of onnxblock and their gradients, as PyTorch computes them."""
+"""The losses of onnxblock and their gradients, batches in which no label counts, and what a loss compares."""
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
-from small_models import build, gradients_of, run
+from small_models import build, gradients_of, normal, perceptron, run
 
-from opgrad.training import artifacts, onnxblock
+from opgrad.onnxruntime import lower
+from opgrad.training import ArtifactSet, Dataset, Trainer, onnxblock, read_checkpoint
+from opgrad.training.api import CheckpointState, Module
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.files.artifact_set import Objective, find_objective, note_outputs
 from opgrad.training.onnxblock import blocks, loss
+from opgrad.training.onnxblock.loss import CrossEntropyLoss, NLLLoss
 
 F = torch.nn.functional
 RANDOM = np.random.default_rng(0)
@@ -35,7 +42,7 @@ def check(block, expected, scores, target, folder, dtype="float32"):
     target = target if target.dtype.kind == "i" else target.astype("float32" if dtype == "float16" else dtype)
     shape = ", ".join(map(str, scores.shape))
     model = build(f"g ({kind}[{shape}] x) => ({kind}[{shape}] y) {{ y = Mul(x, w) }}", {"w": ones})
-    made = artifacts.generate_artifacts(model, ["x", "w"], loss=block, artifact_directory=folder, precision="model")
+    made = generate_artifacts(model, ["x", "w"], loss=block, artifact_directory=folder, precision="model")
     feeds = {"x": scores, made.inputs[1]: target, "w": ones}
     (evaluated,) = run(folder / "eval_model.onnx", feeds)
     found, dx, _ = run(gradients_of(folder / "training_model.onnx"), feeds)
@@ -136,7 +143,7 @@ def test_the_axis_of_the_classes_can_be_given(tmp_path):
 def test_the_labels_shape_tells_the_axis_of_the_classes(tmp_path):
     text = "g (float[2, 5, 3] x, int64[2, 3] labels) => (float[2, 5, 3] y) { y = Mul(x, w) }"
     model = build(text, {"w": np.ones((1, 5, 1), np.float32)})
-    made = artifacts.generate_artifacts(model, loss=artifacts.LossType.CrossEntropyLoss, artifact_directory=tmp_path)
+    made = generate_artifacts(model, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path)
     assert made.inputs == ("x", "labels")
     x, labels = TEXT.transpose(0, 2, 1).astype(np.float32), RANDOM.integers(0, 5, (2, 3))
     (found,) = run(tmp_path / "eval_model.onnx", {"x": x, "labels": labels, "w": np.ones((1, 5, 1), np.float32)})
@@ -155,9 +162,7 @@ def test_a_loss_of_shape_1(tmp_path):
             return blocks.ReduceMean(keepdims=True)(blocks.Pow(3.0)(name))
 
     text = "g (float[n, 5] x) => (float[n, 5] y) { y = Mul(x, w) }"
-    made = artifacts.generate_artifacts(
-        build(text, {"w": np.ones(5, np.float32)}), loss=Kept(), artifact_directory=tmp_path
-    )
+    made = generate_artifacts(build(text, {"w": np.ones(5, np.float32)}), loss=Kept(), artifact_directory=tmp_path)
     feeds = {"x": SCORES.astype(np.float32), "w": np.ones(5, np.float32)}
     found, dw = run(gradients_of(tmp_path / "training_model.onnx"), feeds)
     assert (found.shape, made.loss) == ((1, 1), "onnx::reducemean_output::4")
@@ -180,3 +185,207 @@ def test_a_loss_of_shape_1(tmp_path):
 def test_wrong_arguments(make, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         make()
+
+
+X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+IGNORED_WEIGHT = np.array([1, 2, 0.5], np.float32)
+IGNORED = -7
+NOTHING = np.array([0, 1, 0.5], np.float32)  # of the weights of classes
+ALL, SOME = np.full(6, IGNORED), np.array([0, IGNORED, 2, 1, IGNORED, 2])
+
+
+def of_log_probabilities(function):
+    """Log-probabilities by LogSoftmax, which training joins with the loss, or by other nodes."""
+    text = f"g (float[batch, 4] x) => (float[batch, 3] scores) {{ h = Gemm(x, w0, b0)  m = MatMul(h, w1)  {function} }}"
+    return build(text, normal(w0=(4, 5), b0=(5,), w1=(5, 3)))
+
+
+LOSSES = {
+    "cross-entropy": (perceptron, CrossEntropyLoss(ignore_index=IGNORED)),
+    "weighted": (perceptron, CrossEntropyLoss(IGNORED_WEIGHT, ignore_index=IGNORED)),
+    "smoothed": (perceptron, CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=0.1)),
+    "weighted, smoothed": (perceptron, CrossEntropyLoss(IGNORED_WEIGHT, ignore_index=IGNORED, label_smoothing=0.1)),
+    "nll": (lambda: of_log_probabilities("scores = LogSoftmax(m)"), NLLLoss(ignore_index=IGNORED)),
+    "nll of others": (
+        lambda: of_log_probabilities("p = Softmax(m) scores = Log(p)"),
+        NLLLoss(IGNORED_WEIGHT, ignore_index=IGNORED),
+    ),
+}
+
+
+WITHOUT_WEIGHT = {  # labels 0 have the weight 0
+    "of weight 0": (perceptron, CrossEntropyLoss(NOTHING)),
+    "of weight 0, smoothed": (perceptron, CrossEntropyLoss(NOTHING, label_smoothing=0.1)),
+    "nll of weight 0": (LOSSES["nll"][0], NLLLoss(NOTHING)),
+    "nll of others of weight 0": (LOSSES["nll of others"][0], NLLLoss(NOTHING)),
+}
+
+
+@pytest.mark.parametrize("name", [*LOSSES, *WITHOUT_WEIGHT])
+def test_no_label_counts(name, tmp_path):
+    (model, loss), labels = (LOSSES | WITHOUT_WEIGHT)[name], ALL if name in LOSSES else np.zeros_like(ALL)
+    generate_artifacts(model(), None, None, loss, OptimType.SGD, tmp_path)
+    artifacts, batch = ArtifactSet.load(tmp_path), {"x": X, "labels": labels}
+    trainer, values = Trainer(artifacts, 0.5), read_checkpoint(tmp_path / "checkpoint").parameters
+    found = [trainer.step(batch), trainer.evaluate(Dataset(batch, artifacts.axes)).loss]
+    for key, array in values.items():
+        np.testing.assert_array_equal(trainer.parameters[key], array)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    for mode in (module.train, module.eval):
+        mode()
+        found.append(np.asarray(module(X, labels)).item())
+    feeds = {**batch, **values}
+    found.append(onnxruntime.InferenceSession(tmp_path / "eval_model.onnx").run(None, feeds)[0].item())
+    lowered = lower(tmp_path / "eval_model.onnx").SerializeToString()
+    found.append(onnxruntime.InferenceSession(lowered).run(None, feeds)[0].item())
+    assert found == [0.0] * 6
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_labels_that_count_have_the_same_mean_as_before(name, tmp_path):
+    """Also over batches of which one has no label that counts."""
+    model, loss = LOSSES[name]
+    generate_artifacts(model(), None, None, loss, OptimType.SGD, tmp_path)
+    artifacts = ArtifactSet.load(tmp_path)
+    batch, values = {"x": X, "labels": SOME}, read_checkpoint(tmp_path / "checkpoint").parameters
+    trainer = Trainer(artifacts, 0.0)
+    hidden = X @ values["w0"] + values["b0"]
+    scores = (np.maximum(hidden, 0) if "b1" in values else hidden) @ values["w1"] + values.get("b1", 0)
+    log_prob = scores - np.log(np.exp(scores.astype(np.float64)).sum(1, keepdims=True))
+    counted = SOME != IGNORED
+    weights = IGNORED_WEIGHT if "weighted" in name or name == "nll of others" else np.ones(3)
+    share, labels = (0.1 if "smoothed" in name else 0.0), SOME[counted]
+    rows = (1 - share) * weights[labels] * -log_prob[counted, labels]
+    rows += share * -(log_prob[counted] * weights).mean(1)
+    exact = rows.sum() / weights[labels].sum()
+    plain = onnxruntime.InferenceSession(tmp_path / "eval_model.onnx").run(None, {**batch, **values})[0]
+    found = [trainer.step(batch), plain.item()]
+    longer = Dataset({"x": np.concatenate([X, X]), "labels": np.concatenate([SOME, ALL])}, artifacts.axes)
+    found += [trainer.evaluate(longer, batch_size=size).loss for size in (2, 6, 12)]
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+
+
+def test_a_label_that_int32_does_not_hold(tmp_path):
+    text = """g (float[n, 4] x, int32[n] labels) => (float loss) {
+        s = MatMul(x, w)  loss = SoftmaxCrossEntropyLoss<ignore_index = 4294967296>(s, labels)
+    }"""
+    generate_artifacts(build(text, normal(w=(4, 3))), None, None, None, OptimType.SGD, tmp_path)
+    labels = np.arange(len(X)).astype(np.int32) % 3
+    batch, w = {"x": X, "labels": labels}, read_checkpoint(tmp_path / "checkpoint").parameters["w"]
+    scores = (X @ w).astype(np.float64)
+    exact = np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(X)), labels])
+    artifacts = ArtifactSet.load(tmp_path)
+    found = [Trainer(artifacts, 0.0).step(batch), Trainer(artifacts, 0.0).evaluate(Dataset(batch, artifacts.axes)).loss]
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+
+
+def objective(text, inputs, noted=(), weights=(), **more):
+    model = build(text, {**normal(w=(4, 3)), **dict(weights)}, **more)
+    if noted:
+        note_outputs(model, noted)
+    return find_objective(model, model.graph.output[0].name, inputs)
+
+
+INSIDE = """g (int64[n, 6] ids, int64[n, 6] labels, float[4, 3] table) => (float loss{outputs}) {{
+    e = Gather(table, ids)  logits = Relu(e)  {before}
+    loss = SoftmaxCrossEntropyLoss<ignore_index = -100>(flat, target)
+}}"""
+SHIFTED = """one = Constant<value_ints = [1]>()  end = Constant<value_ints = [6]>()  axis = Constant<value_ints = [1]>()
+    start = Constant<value_ints = [0]>()  last = Constant<value_ints = [5]>()  rows = Constant<value_ints = [-1, 3]>()
+    all = Constant<value_ints = [-1]>()
+    s = Slice(logits, start, last, axis)  flat = Reshape(s, rows)
+    t = Slice(labels, one, end, axis)  target = Reshape(t, all)"""
+FLAT = """rows = Constant<value_ints = [-1, 3]>()  all = Constant<value_ints = [-1]>()
+    flat = Reshape(logits, rows)  target = Reshape(labels, all)"""
+
+
+@pytest.mark.parametrize(("before", "every"), [(SHIFTED, False), (FLAT, True)])
+@pytest.mark.parametrize("outputs", ["", ", float[n, 6, 3] logits"])
+def test_a_loss_inside_the_model(before, every, outputs):
+    """GPT-2's, of labels that it shifts; the scores are exported as they were before the loss took them."""
+    found = objective(INSIDE.format(before=before, outputs=outputs), ["ids", "labels"])
+    assert found == Objective("flat", "labels", "target", -100, every, ("logits",))
+
+
+def test_labels_that_are_the_data():
+    """A language model whose only input is text."""
+    text = INSIDE.format(before=SHIFTED, outputs="").replace("int64[n, 6] labels, ", "").replace("labels", "ids")
+    found = objective(text, ["ids"])
+    assert (found.label, found.classes, found.every, found.outputs) == (None, "target", False, ("logits",))
+
+
+def test_a_label_that_is_not_the_last_input():
+    text = """g (float[n, 4] x, int64[n] y, float[n, 3] mask, float[4, 3] v) => (float loss) {
+        m = MatMul(x, v)  s = Mul(m, mask)  p = LogSoftmax(s)  loss = NegativeLogLikelihoodLoss(p, y)
+    }"""
+    found = objective(text, ["x", "y", "mask"])
+    assert found == Objective("p", "y", "y", None, True, ("p",))
+    assert objective(text, ["x", "y", "mask"], noted=["s"]).outputs == ("s",)
+
+
+def test_what_a_loss_writes_itself_is_not_exported():
+    """BCEWithLogitsLoss of 1.19.2 begins with a sigmoid, and calls its values onnx::…::n."""
+    model = build(
+        """g (float[n, 4] x, float[n, 3] t, float[4, 3] v) => (float loss) {
+            score = MatMul(x, v)  p = Sigmoid(score)  d = Sub(p, t)  q = Mul(d, d)  loss = ReduceMean<keepdims = 0>(q)
+        }"""
+    )
+    assert find_objective(model, "loss", ["x", "t"]).outputs == ("p",)
+    model.graph.node[1].output[0] = model.graph.node[2].input[0] = "onnx::sigmoid_output::5"
+    found = find_objective(model, "loss", ["x", "t"])
+    assert (found.scores, found.classes, found.outputs) == ("onnx::sigmoid_output::5", None, ("score",))
+
+
+def test_whole_numbers_are_no_scores():
+    """The last that all ways pass before the label may be a shape."""
+    text = """g (float[n, 4] x, float[n, 4] t, float[4, 4] v) => (float loss) {
+        m = MatMul(x, v)  shape = Shape(x)  r = Reshape(t, shape)  d = Sub(m, r)  loss = ReduceMean<keepdims = 0>(d)
+    }"""
+    assert objective(text, ["x", "t"]).scores == "m"
+
+
+def test_no_scores():
+    """Two things are compared whose likeness is the label; what the model had as outputs is exported, or the loss."""
+    text = """g (float[n, 4] a, float[n, 4] b, float[n, 1] t, float[4, 3] v) => (float loss) {
+        e = MatMul(a, v)  f = MatMul(b, v)  et = Mul(e, t)  ft = Mul(f, t)
+        d = Sub(et, ft)  loss = ReduceMean<keepdims = 0>(d)
+    }"""
+    found = objective(text, ["a", "b", "t"])
+    assert found == Objective(None, "t", None, None, False, ("loss",))
+    assert objective(text, ["a", "b", "t"], noted=["e", "f", "et", "loss"]).outputs == ("e", "f")
+    assert objective(text, ["a"]).scores is None
+
+
+def test_the_ignored_class_may_be_an_input():
+    text = """g (float[n, 3] x, int64[n] y) => (float loss) {
+        s = MatMul(x, v)  loss, p = com.microsoft.SoftmaxCrossEntropyLossInternal(s, y, , ignored)
+    }"""
+    model = build(text, normal(v=(3, 3)))
+    model.graph.initializer.append(onnx.helper.make_tensor("ignored", onnx.TensorProto.INT64, (), [7]))
+    assert find_objective(model, "loss", ["x", "y"]).ignored == 7
+
+
+def test_damaged_graphs():
+    """A circle, a loss without labels, notes that are none."""
+    model = build(
+        """g (float[n, 3] x, int64[n] y) => (float loss) {
+            s = Reshape(s, shape)  loss = SoftmaxCrossEntropyLoss(s, y)
+        }"""
+    )
+    model.metadata_props.add(key="opgrad.outputs", value="{")
+    assert find_objective(model, "loss", ["x", "y"]).outputs == ("s",)
+    model.metadata_props[0].value = "3"
+    del model.graph.node[1].input[1:]
+    assert find_objective(model, "loss", ["x", "y"]).scores is None
+
+
+@pytest.mark.parametrize(
+    ("noted", "outputs"), [(["p"], ("s",)), (["h"], ("s",)), (["h", "p"], ("s",)), (["s", "p"], ("s",))]
+)
+def test_scores_that_no_output_determines_are_exported(noted, outputs):
+    """Such as what a softmax at the end takes, or what a weight makes of an output."""
+    text = """g (float[n, 4] x, int64[n] labels, float[4, 3] v) => (float loss) {
+        h = Relu(x)  s = MatMul(h, v)  p = Softmax(s)  loss = SoftmaxCrossEntropyLoss(s, labels)
+    }"""
+    assert objective(text, ["x", "labels"], noted).outputs == outputs

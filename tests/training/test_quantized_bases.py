@@ -1,14 +1,21 @@
-"""Artifacts of models whose frozen weights are integers in files beside the model, one or several to a byte."""
+"""Frozen integers of artifacts, one or several to a byte, and products of bytes as the integers say."""
+
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 from small_models import normal
+from typer.testing import CliRunner
 
+from opgrad.cli.app import app
+from opgrad.onnx.graph.facts import facts_of
+from opgrad.onnxruntime import exact_products
 from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.files import tensor_values
 from opgrad.training.make import artifacts
 
@@ -96,3 +103,146 @@ def scores(path):
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return session.run(None, {"x": X})[0]
+
+
+ROWS, TERMS, COLUMNS = 6, 32, 16
+DYNAMIC = "q, s, z = DynamicQuantizeLinear(x)"
+FLOATS = "f = Cast<to = 1>(i) t = Mul(f, s) y = Mul(t, ws)"
+TEXTS = {
+    "MatMulInteger": f"{DYNAMIC} i = MatMulInteger(q, w, z, wz) {FLOATS}",
+    "MatMulInteger without zero": f"{DYNAMIC} i = MatMulInteger(q, w, z) {FLOATS}",
+    "QLinearMatMul": "q = QuantizeLinear(x, xs, xz) p = QLinearMatMul(q, xs, xz, w, ws, wz, ys, xz)"
+    " y = DequantizeLinear(p, ys, xz)",
+    "QGemm": "q = QuantizeLinear(x, xs, xz) y = com.microsoft.QGemm(q, xs, xz, w, ws, wz)",
+    "MatMulIntegerToFloat": f"{DYNAMIC} y = com.microsoft.MatMulIntegerToFloat(q, w, s, ws, z, wz)",
+    "DynamicQuantizeMatMul": "y = com.microsoft.DynamicQuantizeMatMul(x, w, ws, wz)",
+    "DequantizeLinear": "q = QuantizeLinear(x, xs, xz) a = DequantizeLinear(q, xs, xz) b = DequantizeLinear(w, ws, wz)"
+    " p = MatMul(a, b) r = QuantizeLinear(p, ys, xz) y = DequantizeLinear(r, ys, xz)",
+    "DequantizeLinear without zero": "q = QuantizeLinear(x, xs, xz) a = DequantizeLinear(q, xs, xz)"
+    " b = DequantizeLinear(w, wss) p = MatMul(a, b) r = QuantizeLinear(p, ys, xz) y = DequantizeLinear(r, ys, xz)",
+}
+
+
+@pytest.fixture
+def saturating(monkeypatch):
+    monkeypatch.setattr(exact_products, "saturates", lambda: True)
+
+
+def model_of(name, most=127, given=False):
+    """given: whether the weight is an input of the graph, as large ones are in sessions."""
+    random = np.random.default_rng(0)
+    w = random.integers(-most, most + 1, (TERMS, COLUMNS)).astype(np.int8)
+    weight = f", int8[{TERMS}, {COLUMNS}] w" if given else ""
+    model = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[rows, {TERMS}] x{weight}) => (float[rows, {COLUMNS}] y) {{ {TEXTS[name]} }}"""
+    )
+    zero = np.zeros((), np.int8) if given or "QGemm" in name else random.integers(-3, 4, (), np.int8)
+    held = {"wz": zero, "ws": np.float32(0.01), "xs": np.float32(0.02), "xz": np.uint8(128), "ys": np.float32(0.4)}
+    held["wss"] = np.full(COLUMNS, 0.01, np.float32)
+    held |= {} if given else {"w": w}
+    read = {each for node in model.graph.node for each in node.input}
+    tensors = [numpy_helper.from_array(np.asarray(array), each) for each, array in held.items() if each in read]
+    model.graph.initializer.extend(tensors)
+    x = random.uniform(-2, 2, (ROWS, TERMS)).astype(np.float32)
+    return model, {"x": x, **({"w": w} if given else {})}
+
+
+def expected(name, model, feeds):
+    """y by exact integers."""
+    held = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer} | feeds
+    dynamic = "DynamicQuantizeLinear" in TEXTS[name] or name.startswith("Dynamic")
+    if dynamic:
+        low, high = min(feeds["x"].min(), 0), max(feeds["x"].max(), 0)
+        scale = np.float32((high - low) / 255)
+        zero = np.clip(np.rint(-low / scale), 0, 255)
+    else:
+        scale, zero = held["xs"], held["xz"]
+    q = np.clip(np.rint(feeds["x"] / scale) + zero, 0, 255).astype(np.int64)
+    total = (q - np.int64(zero)) @ (held["w"].astype(np.int64) - held.get("wz", np.int8(0)))
+    y = total * np.float64(scale) * np.float32(0.01)
+    if "ys" not in held:
+        return y, 1e-5
+    return (np.clip(np.rint(y / held["ys"]) + 128, 0, 255) - 128) * held["ys"], held["ys"] * 1.001
+
+
+def bytes_of(model):
+    """The dtypes of the two operands of each product of bytes that onnxruntime runs."""
+    kinds = {each.name: each.data_type for each in model.graph.initializer}
+    kinds |= {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
+    return {
+        kinds.get(node.input[weight], TensorProto.UINT8)
+        for node in model.graph.node
+        for _, weight, _ in facts_of(node).byte_products
+    }
+
+
+def run(model, folder, feeds):
+    """What an own session computes, and the model that it runs."""
+    options = session_options(1)
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    (y,) = open_session(model, options, "test").run(["y"], feeds)
+    return y, onnx.load(folder / "optimized.onnx")
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("name", TEXTS)
+def test_sessions_multiply_unsigned_bytes(name, given, tmp_path, saturating):
+    model, feeds = model_of(name, given=given)
+    before = model.SerializeToString()
+    y, optimized = run(model, tmp_path, feeds)
+    wanted, tolerance = expected(name, model, feeds)
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=tolerance)
+    assert bytes_of(optimized) == {TensorProto.UINT8}
+    assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_weights_of_seven_bits_stay(name, tmp_path, saturating):
+    model, feeds = model_of(name, most=64)
+    assert exact_products.note(model) is None
+    y, optimized = run(model, tmp_path, feeds)
+    wanted, tolerance = expected(name, model, feeds)
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=tolerance)
+    assert bytes_of(optimized) == {TensorProto.INT8}
+
+
+def test_processors_that_do_not_saturate_keep_the_model(monkeypatch):
+    monkeypatch.setattr(exact_products, "saturates", lambda: False)
+    model, _ = model_of("MatMulInteger")
+    given = model.SerializeToString()
+    assert exact_products.with_exact_products(given) is given
+    assert exact_products.note(model) is None
+
+
+def test_a_processor_is_tried():
+    """As the processor says of itself, where Linux asks it."""
+    flags = set(Path("/proc/cpuinfo").read_text().split()) if Path("/proc/cpuinfo").exists() else set()
+    if not {"avx2"} <= flags:
+        pytest.skip("no x86-64 with AVX2")
+    assert exact_products.saturates() == flags.isdisjoint(("avx512_vnni", "avx_vnni"))
+
+
+@pytest.mark.parametrize("name", ["MatMulInteger", "DequantizeLinear"])
+def test_bases_of_others_are_trained_and_told(name, tmp_path, saturating):
+    model, feeds = model_of(name)
+    model.graph.node.add().CopyFrom(helper.make_node("Mul", ["y", "scale"], ["scores"]))
+    model.graph.output[0].name = "scores"
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(COLUMNS, np.float32), "scale"))
+    onnx.save(model, tmp_path / "model.onnx")
+    told = CliRunner().invoke(app, ["inspect", str(tmp_path / "model.onnx")], env={"COLUMNS": "400"})
+    assert "products of unsigned and signed bytes saturate" in told.output
+    (tmp_path / "set").mkdir()
+    options = {"loss": LossType.MSELoss, "optimizer": OptimType.SGD, "artifact_directory": tmp_path / "set"}
+    generate_artifacts(model, requires_grad=["scale"], **options)
+    trainer = Trainer(ArtifactSet.load(tmp_path / "set"), 0.1)
+    wanted, tolerance = expected(name, model, feeds)
+    target = np.zeros(wanted.shape, np.float32)
+    loss = trainer.compute_gradients({**feeds, "target": target})
+    assert loss == pytest.approx((wanted**2).mean(), rel=1e-4 if tolerance < 1e-3 else 0.2)
+    rows = tmp_path / "rows.npz"
+    np.savez(rows, x=np.repeat(feeds["x"], 4, 0), target=np.repeat(target, 4, 0))
+    words = ["train", str(tmp_path / "set"), "--data", str(rows), "--epochs", "1", "--output", str(tmp_path / "out")]
+    told = CliRunner().invoke(app, words, env={"COLUMNS": "400"})
+    assert told.exit_code == 0, told.output
+    assert "note: products of unsigned and signed bytes saturate" in told.output
