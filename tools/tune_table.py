@@ -65,7 +65,7 @@ class OfOpgrad:
     def gradients(self) -> dict[str, np.ndarray]:
         found = self.trainer.gradients
         return {
-            name: np.array(self._peft.turned(adapter, found[own]))
+            name: np.array(self._peft.turned(found[own]))
             for adapter in self._adapters
             for own, name in self._peft.names_of(adapter).items()
         }

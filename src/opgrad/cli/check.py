@@ -22,7 +22,7 @@ from opgrad.base.limits import default_threads
 from opgrad.cli import machine
 from opgrad.cli.compile import compile_calls, compile_operator, run
 from opgrad.cli.examples import examples, expected, listed, signatures
-from opgrad.cli.examples.arguments import Example, error_in_ulp, tolerance
+from opgrad.cli.examples.arguments import error_in_ulp, tolerance
 from opgrad.contract import FLOATS, Operator
 from opgrad.cpu.compiler.decorators import noting, object_cache
 from opgrad.cpu.compiler.processes import Work
@@ -53,23 +53,18 @@ def compile_missing(extent: Extent, screen: Console) -> None:
     """Compile what the tests need and the cache lacks, in several processes; what fails there, fails in its test."""
     if object_cache().problem():
         return
-    todo = [
-        (f"{name} {dtype}", Work(compile_operator, (name, dtype, extent.examples)))
-        for name, op in public_operators().items()
-        for dtype in extent.dtypes
-        if _lacks_kernels(op, dtype, extent.examples)
-    ]
+    todo = []
+    for name, op in public_operators().items():
+        for dtype in extent.dtypes:
+            with suppress(Exception), noting() as missing:
+                for signature in islice(signatures(op, dtype), extent.examples):
+                    plan(*signature)
+                if missing:
+                    work = Work(compile_operator, (name, dtype, extent.examples))
+                    todo.append((f"{name} {dtype}", work))
     if todo:
         with suppress(Exception):
             run([("calls", Work(compile_calls)), *todo], default_threads(), screen)
-
-
-def _lacks_kernels(op: Operator, dtype: str, most: int | None) -> bool:
-    with suppress(Exception), noting() as missing:
-        for signature in islice(signatures(op, dtype), most):
-            plan(*signature)
-        return bool(missing)
-    return False
 
 
 def examine(progress: Callable[[list[Operator]], Any] = list, extent: Extent = FULL) -> dict[str, Any]:
@@ -106,11 +101,25 @@ def check_operator(op: Operator, dtype: str, device: str = "cpu", most: int | No
 
     device: where its arrays are: "cpu" for NumPy's, else PyTorch's name of a device. most: so many examples at most.
     """
+    if device != "cpu":
+        from opgrad.call.libraries.torch_tensors import download, upload
+
     pairs = []
     problem = ""
     try:
         for example in islice(examples(op, dtype), most):
-            pairs.append(_error_and_tolerance(op, device, example))
+            given: Mapping[str, Any] = example.arguments
+            if device != "cpu":
+                given = {name: upload(value, device) if name in op.inputs else value for name, value in given.items()}
+            results = listed(getattr(opgrad, op.name)(**given))
+            found = []
+            for got, exact in zip(results, expected(op, example.arguments), strict=True):
+                result = got if device == "cpu" else download(got)
+                if result.dtype.name in FLOATS:
+                    found.append((error_in_ulp(result, exact), tolerance(result.dtype.name, example.terms)))
+                else:
+                    found.append((0.0 if np.array_equal(result, exact) else math.inf, 1.0))
+            pairs.append(max(found, key=lambda pair: pair[0] / pair[1]))  # that comes closest to its tolerance
     except Exception as error:  # whatever it is, the other operators are still worth testing
         problem = f"{type(error).__name__}: {error}"
     for ulp, allowed in pairs:
@@ -119,34 +128,6 @@ def check_operator(op: Operator, dtype: str, device: str = "cpu", most: int | No
     worst = max((ulp for ulp, _ in pairs if math.isfinite(ulp)), default=None)
     known = {"operator": op.name, "device": device, "dtype": dtype}
     return known | {"error_ulp": worst, "problem": problem, "right": not problem}
-
-
-def _error_and_tolerance(op: Operator, device: str, example: Example) -> tuple[float, float]:
-    """Error and tolerance of the result that comes closest to its tolerance; infinite if one of no float is wrong."""
-    results = _computed(op, example.arguments) if device == "cpu" else _computed_on(device, op, example.arguments)
-    found = [
-        _error_of(got, exact, example.terms)
-        for got, exact in zip(results, expected(op, example.arguments), strict=True)
-    ]
-    return max(found, key=lambda pair: pair[0] / pair[1])
-
-
-def _error_of(got: Any, exact: Any, terms: int) -> tuple[float, float]:
-    if got.dtype.name in FLOATS:
-        return error_in_ulp(got, exact), tolerance(got.dtype.name, terms)
-    return (0.0 if np.array_equal(got, exact) else math.inf), 1.0
-
-
-def _computed(op: Operator, values: Mapping[str, Any]) -> list[Any]:
-    return listed(getattr(opgrad, op.name)(**values))
-
-
-def _computed_on(device: str, op: Operator, values: Mapping[str, Any]) -> list[Any]:
-    """The results of an operator on tensors on a device, as NumPy arrays."""
-    from opgrad.call.libraries.torch_tensors import download, upload
-
-    tensors = {name: upload(value, device) if name in op.inputs else value for name, value in values.items()}
-    return [download(each) for each in _computed(op, tensors)]
 
 
 def _onnxruntime() -> tuple[str, str]:
@@ -166,72 +147,54 @@ def _onnxruntime() -> tuple[str, str]:
 
 def _first_calls() -> dict[str, float | None]:
     """Seconds of the first call of softmax_grad in a new process: nothing compiled yet, then from the cache."""
+    found = dict[str, float | None]()
     with tempfile.TemporaryDirectory(prefix="opgrad-check-") as folder:
-        environment = {**os.environ, "OPGRAD_CACHE_DIR": folder}
-        return {state: _first_call(environment) for state in ("cold", "warm")}
-
-
-def _first_call(environment: dict[str, str]) -> float | None:
-    command = [sys.executable, "-c", FIRST_CALL]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
-    return float(output) if output else None
+        for state in ("cold", "warm"):
+            environment, command = {**os.environ, "OPGRAD_CACHE_DIR": folder}, [sys.executable, "-c", FIRST_CALL]
+            output = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+            found[state] = float(output) if output else None
+    return found
 
 
 def show(screen: Console, found: dict[str, Any]) -> None:
     for device in dict.fromkeys(test["device"] for test in found["operators"]):
-        tested = [test for test in found["operators"] if test["device"] == device]
-        where = "" if device == "cpu" else f" on {device}"
+        entries = {(test["operator"], test["dtype"]): test for test in found["operators"] if test["device"] == device}
+        where, dtypes = "" if device == "cpu" else f" on {device}", list(dict.fromkeys(dtype for _, dtype in entries))
+        table = Table()
+        table.add_column("operator", no_wrap=True)
+        for dtype in dtypes:
+            table.add_column(dtype, justify="right")
+        for name in dict.fromkeys(name for name, _ in entries):
+            tests = (entries[name, dtype] for dtype in dtypes)
+            table.add_row(name, *(f"{t['error_ulp']:.2f}" if t["right"] else Text("wrong", "bold red") for t in tests))
         screen.print(f"worst error in ulp against float64{where}", style="italic")  # as a title it would be wrapped
-        screen.print(_operators_table(tested))
-        for test in tested:
+        screen.print(table)
+        for test in entries.values():
             if not test["right"]:
                 what = f"{test['operator']} {test['dtype']}{where}"
                 screen.print(f"{what}: {test['problem']}", style="red")
-    screen.print(_machine_table(found))
-    verdict = "All is right." if found["right"] else "Something is wrong."
-    screen.print(verdict, style="bold green" if found["right"] else "bold red")
-
-
-def _operators_table(tested: list[dict[str, Any]]) -> Table:
-    table = Table()
-    table.add_column("operator", no_wrap=True)
-    dtypes = list(dict.fromkeys(test["dtype"] for test in tested))
-    for dtype in dtypes:
-        table.add_column(dtype, justify="right")
-    entries = {(test["operator"], test["dtype"]): test for test in tested}
-    for name in dict.fromkeys(test["operator"] for test in tested):
-        table.add_row(name, *[_entry(entries[name, dtype]) for dtype in dtypes])
-    return table
-
-
-def _entry(test: dict[str, Any]) -> str | Text:
-    return f"{test['error_ulp']:.2f}" if test["right"] else Text("wrong", "bold red")
-
-
-def _machine_table(found: dict[str, Any]) -> Table:
-    here, cache, calls = found["machine"], found["cache"], found["first_call"]
+    here, cache, cuda = found["machine"], found["cache"], found["cuda"]
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("CPU", f"{here['cpu']} ({here['llvm_cpu']}, {here['architecture']}), {here['cores']} cores")
     table.add_row("vectors", f"{here['vector_bits']} bits; {', '.join(here['features']) or 'baseline features'}")
-    table.add_row(
-        "caches", ", ".join(f"{level} {size >> 10} KiB" for level, size in here["caches"].items()) or "unknown"
-    )
+    caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in here["caches"].items())
+    table.add_row("caches", caches or "unknown")
     table.add_row("threads", f"{found['threads']}, opgrad's own")
     table.add_row("kernels", f"{cache['kernels']} in {cache['folder']}" if cache["folder"] else "none kept")
     if cache["problem"]:
         table.add_row("", f"new ones are not kept: {cache['problem']}")
-    cold, warm = (f"{seconds:.2f} s" if seconds is not None else "failed" for seconds in calls.values())
+    calls = found["first_call"].values()
+    cold, warm = (f"{seconds:.2f} s" if seconds is not None else "failed" for seconds in calls)
     table.add_row("first call", f"{cold} compiled, {warm} from the cache")
     table.add_row("onnxruntime", found["onnxruntime"])
-    table.add_row("CUDA", _cuda(found["cuda"], found["versions"]["triton"]))
+    told = f"not used: {cuda['problem']}"
+    if not cuda["problem"]:
+        device = cuda["device"]
+        told = f"{device['name']}, capability {device['capability']}, driver {device['driver']}"
+        told += f", Triton {found['versions']['triton']}"
+    table.add_row("CUDA", told)
     installed = [f"{name} {version or 'missing'}" for name, version in found["versions"].items()]
     table.add_row("versions", ", ".join(installed))
-    return table
-
-
-def _cuda(found: dict[str, Any], triton: str | None) -> str:
-    """The device with what runs its kernels, or why there is none."""
-    if found["problem"]:
-        return f"not used: {found['problem']}"
-    device = found["device"]
-    return f"{device['name']}, capability {device['capability']}, driver {device['driver']}, Triton {triton}"
+    screen.print(table)
+    verdict = "All is right." if found["right"] else "Something is wrong."
+    screen.print(verdict, style="bold green" if found["right"] else "bold red")

@@ -29,6 +29,10 @@ from opgrad.cpu.compiler.processes import LONG_PATIENCE, Compilers, Work
 from opgrad.cpu.compiler.target import PROCESSORS, OutdatedError, Pack, PackedObjects, is_here, packed
 from opgrad.ops import public_operators
 
+if TYPE_CHECKING:
+    from opgrad.training import ArtifactSet
+
+FEW_ROWS = 1  # of a batch: what is left at the end of an epoch may take other kernels than a whole batch
 Todo = Sequence[tuple[str, Work]]
 DEVICES = ("sm_80", "sm_90", "sm_100")  # the architectures of CUDA devices for which packs have kernels
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -113,12 +117,6 @@ def done_elsewhere(
         compilers.close()
 
 
-if TYPE_CHECKING:
-    from opgrad.training import ArtifactSet
-
-FEW_ROWS = 1  # of a batch: what is left at the end of an epoch may take other kernels than a whole batch
-
-
 def compile_all(
     sets: list[Path], ops: str, dtypes: str, jobs: int | None, processors: str, program: str, output: Path | None
 ) -> None:
@@ -127,8 +125,18 @@ def compile_all(
     todo = [("calls", Work(compile_calls)), *_work(sets, _names(ops), _names(dtypes), only=bool(program))]
     screen, count = console(), jobs or default_threads()
     if processors or output is not None or program:
-        told = _pack(output, _names(processors), todo, program, _on_devices(sets, todo), count, screen)
-        screen.print(f"{told}, made in {time.perf_counter() - start:.0f} s", soft_wrap=True)
+        names, on_devices = _names(processors), _on_devices(sets, todo)
+        _check("processor", names, (*PROCESSORS, *DEVICES))
+        if not names or output is None:
+            raise ValueError("compile: a pack needs processors and a file: --for NAME,… -o FILE")
+        runs = [(name, work) for name, work in todo if work.function is compile_set]
+        plans = [each for each in todo if each not in runs]
+        if program:
+            runs.append((f"run {program}", Work(run_program, (program,))))
+        counts = make(output, names, plans, runs, on_devices, count, screen)
+        told = ", ".join(f"{count} kernels for {name}" for name, count in counts.items())
+        size, seconds = f"{output.stat().st_size / 1e6:.1f} MB", time.perf_counter() - start
+        screen.print(f"{output}: {told}; {size}, made in {seconds:.0f} s", soft_wrap=True)
         return
     cache = object_cache()
     if problem := cache.problem():
@@ -137,28 +145,6 @@ def compile_all(
     run(todo, count, screen)
     now, seconds = cache.count(), time.perf_counter() - start
     screen.print(f"{now - before} kernels compiled in {seconds:.0f} s, {now} in {cache.folder}", soft_wrap=True)
-
-
-def _pack(
-    output: Path | None,
-    processors: list[str],
-    todo: Todo,
-    program: str,
-    on_devices: Todo,
-    count: int,
-    screen: Console,
-) -> str:
-    """Make a pack, or add to it; a text that says what it has."""
-    _check("processor", processors, (*PROCESSORS, *DEVICES))
-    if not processors or output is None:
-        raise ValueError("compile: a pack needs processors and a file: --for NAME,… -o FILE")
-    runs = [(name, work) for name, work in todo if work.function is compile_set]
-    plans = [each for each in todo if each not in runs]
-    if program:
-        runs.append((f"run {program}", Work(run_program, (program,))))
-    counts = make(output, processors, plans, runs, on_devices, count, screen)
-    told = ", ".join(f"{count} kernels for {name}" for name, count in counts.items())
-    return f"{output}: {told}; {output.stat().st_size / 1e6:.1f} MB"
 
 
 def run(todo: Sequence[tuple[str, Work]], processes: int, console: Console) -> None:

@@ -1,5 +1,6 @@
 """The content of an artifact set or an ONNX model, which library runs each of its operators, and tables of all that."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -31,10 +32,9 @@ from opgrad.training.files.tensor_values import VALUES, read_apart, read_shared
 from opgrad.training.make.checks import listed, quantity, refused_types
 from opgrad.training.make.forms import cut_note
 from opgrad.training.make.trainability import Trainability, trainability
-from opgrad.tune.adapted_model import Adapted
 
 if TYPE_CHECKING:
-    from opgrad.tune.adapted_model import Summary
+    from opgrad.tune.adapted_model import Adapted, Summary
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = FILES
 
@@ -117,15 +117,21 @@ def inspect(path: str | PathLike[str]) -> Inspection:
     path = Path(path)
     if path.is_dir() and not any((path / name).is_file() for name in FILES) and (path / MODEL).is_file():
         path = path / MODEL
-    return _inspect_folder(path) if path.is_dir() else _inspect_model(path)
-
-
-def _inspect_model(path: Path) -> Inspection:
-    model, training = _load(path), _trainability(path)
+    if path.is_dir():
+        return _inspect_folder(path)
+    model = _load(path)
+    try:
+        training = trainability(*read_apart(path, "inspect"))
+    except (ValueError, OSError) as error:
+        training = Trainability(problems=[str(error).removeprefix("inspect: ")])
     kinds = (
         dict.fromkeys(training.trainable, "trainable") | dict.fromkeys(training.frozen, "frozen") if training else {}
     )
-    held = [_parameter(each.name, kinds.get(each.name, "initializer"), each) for each in model.graph.initializer]
+    held = []
+    for each in model.graph.initializer:
+        dtype, shape = np.dtype(helper.tensor_dtype_to_np_dtype(each.data_type)), tuple(each.dims)
+        size, kind = math.prod(shape) * dtype.itemsize, kinds.get(each.name, "initializer")
+        held.append(InspectedParameter(each.name, kind, str(dtype), shape, size))
     own = {each.name for each in held}
     return Inspection(
         path=str(path),
@@ -156,14 +162,6 @@ def _tuning(path: Path) -> dict[str, Any]:
         return {"tuning_problem": str(error).removeprefix("tune: ")}
 
 
-def _trainability(path: Path) -> Trainability | None:
-    """The trainability of the model in a file, or the reason why it cannot be trained."""
-    try:
-        return trainability(*read_apart(path, "inspect"))
-    except (ValueError, OSError) as error:
-        return Trainability(problems=[str(error).removeprefix("inspect: ")])
-
-
 def _inspect_folder(folder: Path) -> Inspection:
     files = {name: (folder / name).stat().st_size for name in (*FILES, VALUES) if (folder / name).is_file()}
     if not files:
@@ -171,7 +169,19 @@ def _inspect_folder(folder: Path) -> Inspection:
     parts: dict[str, Any] = {}
     checkpoint = read_checkpoint(folder / CHECKPOINT) if CHECKPOINT in files else None
     if checkpoint is not None:
-        parts |= {"parameters": _parameters(checkpoint), "checkpoint": _summary(checkpoint, folder / CHECKPOINT)}
+        data, moments = data_of(folder / CHECKPOINT), dict[str, list[str]]()
+        for name, group in checkpoint.optimizers.items():
+            moments[name] = sorted({moment for each in group.moments.values() for moment in each})
+        parts["parameters"] = _parameters(checkpoint)
+        parts["checkpoint"] = {
+            "optimizers": {
+                name: {"step": each.step, "learning_rate": each.learning_rate, "moments": moments[name]}
+                for name, each in checkpoint.optimizers.items()
+            },
+            "properties": checkpoint.properties,
+            "nominal": checkpoint.nominal,
+            "external_data": {"file": data.name, "bytes": data.stat().st_size} if data else None,
+        }
         kinds = {helper.np_dtype_to_tensor_dtype(array.dtype) for array in checkpoint.trainable.values()}
         parts["problem"] = refused_types(kinds)
     if TRAINING in files:
@@ -209,40 +219,32 @@ def _load(path: Path) -> onnx.ModelProto:
 
 def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
     """The fields `operators` and `problem` for a model."""
-    found = operators(model)
-    return {"operators": found, "problem": _not_run(path, found) or _not_loaded(path, model, found)}
-
-
-def _not_run(path: Path, found: Iterable[ModelOperator]) -> str | None:
-    """A message about the operators that opgrad's sessions lack, with the reason and advice; None if there are none."""
-    reasons = [f"nobody runs {each.name}: {_why(each)}" for each in found if each.runner == NOBODY]
+    found, reasons = operators(model), list[str]()
+    for each in (each for each in found if each.runner == NOBODY):
+        if each.domain == MICROSOFT and each.name in NOT_LOWERED:
+            why = NOT_LOWERED[each.name]
+        elif each.domain in ("", "ai.onnx"):
+            why = "onnxruntime has it not for these types, attributes or this opset; export the model with others"
+        else:
+            has = "that neither onnxruntime nor opgrad has; export the model without"
+            why = f"it is an operator of {each.domain} {has}"
+        reasons.append(f"nobody runs {each.name}: {why}")
     if lowered := [each.name for each in found if each.runner == LOWERING]:
         options = " ".join(f"--operator {name}" for name in lowered)
         command = f"opgrad lower {path} {options} -o {path.stem}_lowered.onnx"
         reasons.append(f"{', '.join(lowered)} must be written with plain operators first: {command}")
-    return "; ".join(reasons) or None
-
-
-def _why(operator: ModelOperator) -> str:
-    """The reason why neither onnxruntime nor opgrad runs an operator."""
-    if operator.domain == MICROSOFT and operator.name in NOT_LOWERED:
-        return NOT_LOWERED[operator.name]
-    if operator.domain in ("", "ai.onnx"):
-        return "onnxruntime has it not for these types, attributes or this opset; export the model with others"
-    return f"it is an operator of {operator.domain} that neither onnxruntime nor opgrad has; export the model without"
-
-
-def _not_loaded(path: Path, model: onnx.ModelProto, found: Iterable[ModelOperator]) -> str | None:
-    """The error of onnxruntime when it loads the whole model; None if there is none."""
-    runners = {each.runner for each in found}
-    outside = any(uses_external_data(each) for each in model.graph.initializer)
-    try:
-        check_sizes(model, f"inspect: {path}")
-        given = (read_shared(path, "inspect")[0] if outside else model).SerializeToString()
-        open_session(given, session_options(1), f"inspect: {path}", runners == {NATIVE}, folds=False)
-    except (ValueError, OSError) as error:
-        return str(error)
-    return None
+    if not reasons:
+        outside, is_native = (
+            any(map(uses_external_data, model.graph.initializer)),
+            {each.runner for each in found} == {NATIVE},
+        )
+        try:
+            check_sizes(model, f"inspect: {path}")
+            given = (read_shared(path, "inspect")[0] if outside else model).SerializeToString()
+            open_session(given, session_options(1), f"inspect: {path}", is_native, folds=False)
+        except (ValueError, OSError) as error:
+            reasons.append(str(error))
+    return {"operators": found, "problem": "; ".join(reasons) or None}
 
 
 def _tensor(value: onnx.ValueInfoProto) -> InspectedTensor:
@@ -264,12 +266,6 @@ def _ports(model: onnx.ModelProto, parameters: Mapping[str, Any]) -> dict[str, l
     }
 
 
-def _parameter(name: str, kind: str, tensor: onnx.TensorProto) -> InspectedParameter:
-    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    shape = tuple(tensor.dims)
-    return InspectedParameter(name, kind, str(dtype), shape, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
-
-
 def _parameters(checkpoint: Checkpoint) -> list[InspectedParameter]:
     groups = {"trainable": checkpoint.trainable, "frozen": checkpoint.frozen}
     return [
@@ -277,24 +273,6 @@ def _parameters(checkpoint: Checkpoint) -> list[InspectedParameter]:
         for kind, arrays in groups.items()
         for name, array in arrays.items()
     ]
-
-
-def _summary(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
-    data = data_of(path)
-    groups = {
-        name: {
-            "step": group.step,
-            "learning_rate": group.learning_rate,
-            "moments": sorted({moment for each in group.moments.values() for moment in each}),
-        }
-        for name, group in checkpoint.optimizers.items()
-    }
-    return {
-        "optimizers": groups,
-        "properties": checkpoint.properties,
-        "nominal": checkpoint.nominal,
-        "external_data": {"file": data.name, "bytes": data.stat().st_size} if data else None,
-    }
 
 
 def _optimizer(model: onnx.ModelProto) -> dict[str, Any]:
@@ -319,7 +297,14 @@ def print_inspection(console: Console, found: Inspection) -> None:
     if found.parameters:
         console.print(parameter_table(found.parameters))
     if found.operators:
-        console.print(_operator_table(found))
+        table = Table("operator", "domain")
+        table.add_column("nodes", justify="right")
+        table.add_column("run by")
+        styles = {NOBODY: "red", LOWERING: "yellow", OPGRAD: "cyan"}
+        for each in found.operators:
+            row = each.name, each.domain or "ai.onnx", str(each.count), each.runner
+            table.add_row(*row, style=styles.get(each.runner, ""))
+        console.print(table)
     if found.tuning:
         print_adapters(console, "opgrad tune trains by default", found.tuning.adapters)
         console.print(facts("", found.tuning.facts().items()))
@@ -396,19 +381,7 @@ def _checkpoint_rows(checkpoint: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _operator_table(found: Inspection) -> Table:
-    table = Table("operator", "domain")
-    table.add_column("nodes", justify="right")
-    table.add_column("run by")
-    styles = {NOBODY: "red", LOWERING: "yellow", OPGRAD: "cyan"}
-    for each in found.operators:
-        table.add_row(
-            each.name, each.domain or "ai.onnx", str(each.count), each.runner, style=styles.get(each.runner, "")
-        )
-    return table
-
-
-def print_adapters(console: Console, title: str, adapters: Iterable[Adapted]) -> None:
+def print_adapters(console: Console, title: str, adapters: "Iterable[Adapted]") -> None:
     """Print a line for all adapters that are alike, with the layers where they are."""
     groups: dict[tuple[Any, ...], list[Adapted]] = {}
     for each in adapters:
@@ -419,18 +392,13 @@ def print_adapters(console: Console, title: str, adapters: Iterable[Adapted]) ->
         table.add_column(heading, justify="right")
     for (role, operator, bits, inputs, outputs, rank), group in groups.items():
         numbers = (rank, len(group), sum(each.numbers for each in group))
-        layers, sizes = _ranges(each.layer for each in group), f"{inputs} x {outputs}"
+        ranges: list[list[int]] = []  # layers behind each other as the first and the last; -1 is outside of layers
+        for layer in sorted({each.layer for each in group} - {-1}):
+            if ranges and ranges[-1][-1] == layer - 1:
+                ranges[-1][1:] = [layer]
+            else:
+                ranges.append([layer])
+        layers, sizes = ", ".join("-".join(map(str, ends)) for ends in ranges), f"{inputs} x {outputs}"
         table.add_row(role, layers, operator, str(bits), sizes, *(f"{number:,}" for number in numbers))
     fit(console)
     console.print(table)
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers of layers, those behind each other as the first and the last; -1 is outside of layers."""
-    found: list[list[int]] = []
-    for number in sorted(number for number in set(numbers) if number >= 0):
-        if found and found[-1][-1] == number - 1:
-            found[-1][1:] = [number]
-        else:
-            found.append([number])
-    return ", ".join("-".join(map(str, ends)) for ends in found)

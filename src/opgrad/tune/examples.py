@@ -36,6 +36,10 @@ TRAIN_ON = ("assistant", "last", "all")
 NO_LOOP = "the chat template writes messages in no loop over them, so that answers are not found; expected train_on all"
 REASONS = 3  # why lines are wrong, of those that are left out
 KEPT, OVERHEAD = 1 << 26, 1 << 9  # bytes of the tokens that are kept, and what Python takes for those of a line
+# Lengths of batches are multiples of this, so that there are few of them: a graph keeps memory and plans for each.
+MULTIPLE = 16
+MOST = 2**32  # of the numbers that are drawn
+WINDOW = 64  # batches; that many are sorted by their lengths together
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,8 @@ class TokenExamples:
             most, cut, example = max(most, size), cut + (size > max_length), example.cut(max_length)
             count = int(example.trained.sum())
             if not count:
-                reason = (
-                    reason if empty else f"{self.where(number)} {self._lack(self._lines.object(line, number, KINDS))}"
-                )
+                if not empty:
+                    reason = f"{self.where(number)} {self._lack(self._lines.object(line, number, KINDS))}"
                 empty += 1
                 continue
             endless += is_endless
@@ -143,7 +146,10 @@ class TokenExamples:
             checksum = zlib.crc32(example.weights.tobytes(), zlib.crc32(example.tokens.tobytes(), checksum))
             room -= example.tokens.nbytes + example.weights.nbytes + OVERHEAD
             if room >= 0:
-                self._kept[number] = _digest(line), TokenExample(example.tokens.copy(), example.weights.copy())
+                self._kept[number] = (
+                    hashlib.sha256(line).digest(),
+                    TokenExample(example.tokens.copy(), example.weights.copy()),
+                )
         if not places:
             reason = bad[0] if bad and not empty else reason
             raise ValueError(f"{path}: it has no example with a token to learn from: {reason}")
@@ -173,7 +179,7 @@ class TokenExamples:
         place, line = map(int, self._places[number])
         content = self._lines.read(place)
         digest, kept = self._kept.get(line, (b"", None))
-        if kept is not None and digest == _digest(content):
+        if kept is not None and digest == hashlib.sha256(content).digest():
             return kept
         example = self._read(content, line).cut(self._max_length)
         if len(example.tokens) != self.lengths[number] or example.weights.sum() != self.counts[number]:
@@ -273,17 +279,6 @@ class TokenExamples:
             if not any(each.get("tool_calls") for each in messages):
                 raise
             return template.render_with_parts([with_arguments(each, json_of) for each in messages], tools)
-
-
-def _digest(line: bytes) -> bytes:
-    return hashlib.sha256(line).digest()
-
-
-# Lengths of batches are multiples of this, so that there are few of them: a graph keeps memory and plans for each.
-MULTIPLE = 16
-MOST = 2**32  # of the numbers that are drawn
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
-WINDOW = 64  # batches; that many are sorted by their lengths together
 
 
 @dataclass(frozen=True)
@@ -407,44 +402,21 @@ class TokenData(RowData):
         return (1, padded(int(lengths[-self.batch_size :].sum()))) if self.packed else super().shape()
 
     def arrays(self, rows: np.ndarray) -> TokenBatch:
-        """The arrays of some rows, padded on the right."""
+        """The arrays of some rows, padded on the right, or all in one row, where padding counts as an example."""
         examples = [self.examples[int(self.chosen[row])] for row in rows]
-        return TokenBatch(self._packed(examples) if self.packed else self._padded(examples))
-
-    def _padded(self, examples: Sequence[TokenExample]) -> dict[str, np.ndarray]:
-        arrays = self._empty(len(examples), max(len(each.tokens) for each in examples) - 1)
-        for place, example in enumerate(examples):
-            _enter(example, arrays, place, 0)
-        return dict(zip(self._names, arrays, strict=True))
-
-    def _packed(self, examples: Sequence[TokenExample]) -> dict[str, np.ndarray]:
-        """One row; the padding behind it counts as an example of its own."""
-        ends = np.cumsum([0, *(len(each.tokens) - 1 for each in examples)])
-        arrays = self._empty(1, int(ends[-1]))
-        places = np.zeros_like(arrays[0])
-        for start, end, example in zip(ends[:-1], ends[1:], examples, strict=True):
-            _enter(example, arrays, 0, start)
-            places[0, start:end] = np.arange(end - start)
-        starts = np.append(ends, places.shape[1])[None].astype(np.int64)
-        return {**dict(zip(self._names, arrays, strict=True)), STARTS: starts, PLACES: places}
-
-    @property
-    def _names(self) -> tuple[str, str, str]:
-        return self.tokens, self.labels, WEIGHTS
-
-    @staticmethod
-    def _empty(rows: int, length: int) -> Arrays:
-        """Tokens, labels and weights for so many rows with at least such a length, nothing of which is trained."""
-        shape = rows, padded(length)
-        return np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64), np.zeros(shape, np.float32)
-
-
-def _enter(example: TokenExample, arrays: Arrays, row: int, start: int) -> None:
-    """Write what the graph gets of an example: its tokens but the last, and of each that which follows as the label."""
-    part = row, slice(start, start + len(example.tokens) - 1)
-    labels = np.where(example.trained[1:], example.tokens[1:], IGNORED)
-    for array, values in zip(arrays, (example.tokens[:-1], labels, example.weights[1:]), strict=True):
-        array[part] = values
+        lengths = [len(each.tokens) - 1 for each in examples]
+        ends = np.cumsum([0, *lengths])
+        shape = (1, padded(int(ends[-1]))) if self.packed else (len(examples), padded(max(lengths)))
+        tokens, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        weights, places = np.zeros(shape, np.float32), np.zeros(shape, np.int64)
+        for row, (each, length) in enumerate(zip(examples, lengths, strict=True)):
+            part = (0, slice(ends[row], ends[row] + length)) if self.packed else (row, slice(length))
+            tokens[part], weights[part], places[part] = each.tokens[:-1], each.weights[1:], np.arange(length)
+            labels[part] = np.where(each.trained[1:], each.tokens[1:], IGNORED)
+        arrays = {self.tokens: tokens, self.labels: labels, WEIGHTS: weights}
+        if self.packed:
+            arrays |= {STARTS: np.append(ends, shape[1])[None].astype(np.int64), PLACES: places}
+        return TokenBatch(arrays)
 
 
 def padded(length: int) -> int:

@@ -14,15 +14,18 @@ BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')  # a comma outside of quot
 def parsed(kind: type[T], text: str, argument: str) -> T:
     """A value of a dataclass, whose fields a text names; texts with commas or with spaces at their ends are quoted.
 
-    argument: for messages. Raises ArgumentError.
+    argument: for messages. Raises ArgumentError of that argument, which tells the option.
     """
     known, values = {each.name: each.type for each in fields(kind)}, dict[str, Any]()  # type: ignore[arg-type]
     for part in filter(None, (each.strip() for each in BETWEEN.split(text))):
         name, separator, value = (each.strip() for each in part.partition("="))
         if name not in known or not separator:
             raise ArgumentError(argument, f"has {part!r}, expected NAME=VALUE with one of {', '.join(known)}")
-        values[name] = _value(name, known[name], value)
-    return kind(**values)
+        values[name] = value
+    try:
+        return kind(**{name: _value(name, known[name], value) for name, value in values.items()})
+    except ArgumentError as error:
+        raise ArgumentError(argument, f"option {error.argument} {error.text}") from None
 
 
 def require(holds: bool, name: str, value: Any, expected: str) -> None:

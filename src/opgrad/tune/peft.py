@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def names_of(adapter: Adapter) -> dict[str, str]:
     return {adapter.a: f"{name}.lora_A.weight", adapter.b: f"{name}.lora_B.weight", **lengths}
 
 
-def turned(adapter: Adapter, array: np.ndarray) -> np.ndarray:
+def turned(array: np.ndarray) -> np.ndarray:
     """A parameter as PEFT keeps it, or one of PEFT's as it is here: matrices are transposed."""
     return array.T if array.ndim == 2 else array
 
@@ -84,7 +84,7 @@ def turned(adapter: Adapter, array: np.ndarray) -> np.ndarray:
 def write(folder: Path, base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> None:
     """Write both files into a folder of `staged`."""
     tensors = {
-        peft: np.ascontiguousarray(turned(adapter, values[name]))
+        peft: np.ascontiguousarray(turned(values[name]))
         for adapter in adapters
         for name, peft in names_of(adapter).items()
     }
@@ -93,23 +93,22 @@ def write(folder: Path, base: LanguageModel, adapters: Sequence[Adapter], values
     new_file(folder / WEIGHTS, weights.encode_tensors(dict(sorted(tensors.items())), {"format": "pt"}))
 
 
-def _module(architecture: str, name: str) -> tuple[str, list[str]]:
-    """What transformers calls a module, and the modules here of which that is made."""
-    for theirs, parts in JOINED.get(architecture, {}).items():
-        for part in parts:
-            if name.endswith(f".{part}"):
-                before = name.removesuffix(part)
-                return before + theirs, [before + each for each in parts]
-    for own, theirs in RENAMED.get(architecture, {}).items():
-        if name.endswith(f".{own}"):
-            return name.removesuffix(own) + theirs, [name]
-    return name, [name]
-
-
 def _modules(base: LanguageModel) -> dict[str, list[str]]:
     """The names of transformers for all modules, each with the modules here of which that is made."""
-    found = dict(_module(base.architecture, name) for name in modules(base))
-    return {_in_whole(base, name): parts for name, parts in found.items()}
+    joined, renamed = JOINED.get(base.architecture, {}), RENAMED.get(base.architecture, {})
+    found = dict[str, list[str]]()
+    for name in modules(base):
+        whole, parts = name, [name]
+        for theirs, own in joined.items():
+            for part in (each for each in own if name.endswith(f".{each}")):
+                before = name.removesuffix(part)
+                whole, parts = before + theirs, [before + each for each in own]
+        if whole == name:
+            ends = (each for each in renamed if name.endswith(f".{each}"))
+            if (end := next(ends, None)) is not None:
+                whole = name.removesuffix(end) + renamed[end]
+        found[_in_whole(base, whole)] = parts
+    return found
 
 
 def _in_whole(base: LanguageModel, name: str) -> str:
@@ -234,18 +233,13 @@ def configuration(adapters: Sequence[Adapter]) -> dict[str, Any]:
     }
 
 
-def is_folder(folder: Path) -> bool:
-    """Whether a folder has an adapter in PEFT's files."""
-    return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
-
-
 def read(folder: Path, base: LanguageModel) -> tuple[list[Adapter], dict[str, np.ndarray]]:
     """The adapters in PEFT's files, for a base, and their values by the names that they have here.
 
     Raises FileNotFoundError, ValueError for damaged files or an adapter of another model, NotImplementedError for one
     that computes something else than LoRA does.
     """
-    if not is_folder(folder):
+    if not all((folder / name).is_file() for name in (CONFIG, WEIGHTS)):
         raise FileNotFoundError(f"{WHO}: {folder} has no {CONFIG} and {WEIGHTS}, expected a folder with an adapter")
     config = read_json(folder / CONFIG)
     for name, known in PLAIN.items():
@@ -264,50 +258,38 @@ def read(folder: Path, base: LanguageModel) -> tuple[list[Adapter], dict[str, np
             f"{WHO}: {folder} is an adapter of another base: it has {listed(strange)}, and the model "
             f"{listed(sorted(own))}"
         )
-    loras = [_lora(config, name, folder) for name in sorted(names)]
-    adapters = choose(base, loras)
-    return adapters, _values(adapters, tensors, folder)
-
-
-def _lora(config: Mapping[str, Any], module: str, folder: Path) -> Lora:
-    """What the adapter of a module is, by a configuration."""
-    try:
-        rank, alpha = (
-            _by_pattern(config, pattern, module, config.get(plain, 8))
-            for pattern, plain in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha"))
-        )
-        dropout = float(config.get("lora_dropout", 0.0))
-        rslora, dora = (bool(config.get(name, False)) for name in ("use_rslora", "use_dora"))
-        return Lora(rank, alpha, module, dropout, rslora, dora)
-    except (ArithmeticError, TypeError, ValueError) as error:
-        raise ValueError(f"{WHO}: {folder / CONFIG}: {error}") from None
-
-
-def _by_pattern(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> Any:
-    """The value of the first name in a pattern that is the module's or an end of it."""
-    given = config.get(pattern) or {}
-    if not isinstance(given, dict):
-        raise ValueError(f"{pattern} is {given!r}, expected an object of modules")
-    return next((value for name, value in given.items() if module == name or module.endswith(f".{name}")), default)
-
-
-def _values(adapters: Iterable[Adapter], tensors: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """The parameters of adapters, float32, by the names that they have here."""
-    values = {}
+    adapters, values = choose(base, [_lora(config, name, folder) for name in sorted(names)]), dict[str, np.ndarray]()
     for adapter in adapters:
         for name, peft in names_of(adapter).items():
             shape = adapter.shapes[name]
             array = tensors.get(peft, tensors.get(f"{peft}.weight"))
             if array is None:
                 raise ValueError(f"{WHO}: {folder / WEIGHTS} has no {peft!r}")
-            found = turned(adapter, array)
-            if found.shape != shape:
+            if turned(array).shape != shape:
                 raise ValueError(
                     f"{WHO}: {folder} is an adapter of another base: {peft!r} has shape {array.shape}, expected "
-                    f"{turned(adapter, np.empty(shape)).shape}"
+                    f"{shape[::-1] if len(shape) == 2 else shape}"
                 )
-            values[name] = np.array(found, np.float32, order="C")
-    return values
+            values[name] = np.array(turned(array), np.float32, order="C")
+    return adapters, values
+
+
+def _lora(config: Mapping[str, Any], module: str, folder: Path) -> Lora:
+    """What the adapter of a module is, by a configuration."""
+    try:
+        found = []
+        for pattern, plain in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha")):
+            given = config.get(pattern) or {}
+            if not isinstance(given, dict):
+                raise ValueError(f"{pattern} is {given!r}, expected an object of modules")
+            own = (value for name, value in given.items() if module == name or module.endswith(f".{name}"))
+            found.append(next(own, config.get(plain, 8)))
+        rank, alpha = found
+        dropout = float(config.get("lora_dropout", 0.0))
+        rslora, dora = (bool(config.get(name, False)) for name in ("use_rslora", "use_dora"))
+        return Lora(rank, alpha, module, dropout, rslora, dora)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ValueError(f"{WHO}: {folder / CONFIG}: {error}") from None
 
 
 def read_step_weights(path: Path, base: LanguageModel, checksum: str) -> tuple[list[Adapter], dict[str, np.ndarray]]:
@@ -325,16 +307,12 @@ def read_step_weights(path: Path, base: LanguageModel, checksum: str) -> tuple[l
     if about.get("base_sha256") != checksum:
         was = str(about.get("base_sha256"))[:16]
         raise ValueError(f"{WHO}: {path} is of another base: it names {was}…, and the model is {checksum[:16]}…")
-    adapters = choose(base, _loras(about, path))
+    try:
+        loras = [Lora(**each) for each in about["lora"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{WHO}: {path} is damaged, its adapters are no adapters: {error}") from None
+    adapters = choose(base, loras)
     shapes = {name: shape for each in adapters for name, shape in each.shapes.items()}
     if {name: each.shape for name, each in held.trainable.items()} != shapes:
         raise ValueError(f"{WHO}: {path} is damaged, its tensors are not those of the adapters that it names")
     return adapters, {name: np.array(held.trainable[name], np.float32) for name in shapes}
-
-
-def _loras(about: Mapping[str, Any], path: Path) -> list[Lora]:
-    """What the adapters are."""
-    try:
-        return [Lora(**each) for each in about["lora"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{WHO}: {path} is damaged, its adapters are no adapters: {error}") from None

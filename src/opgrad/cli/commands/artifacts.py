@@ -1,9 +1,8 @@
 """The command `opgrad artifacts`, and training artifacts of a model as other commands are asked for them."""
 
 import inspect
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -34,14 +33,10 @@ OPTIONS = {
 def numbers(text: str | None) -> str | None:
     """Text with numbers and commas between them. Raises typer.BadParameter."""
     try:
-        _numbers(text)
+        [float(each) for each in (text or "0").split(",")]
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,0.5,2") from None
     return text
-
-
-def _numbers(given: str | None) -> list[float] | None:
-    return None if given is None else [float(each) for each in given.split(",")]
 
 
 @dataclass(frozen=True)
@@ -150,12 +145,18 @@ class Making:
 
         clip_norm: of the optimizer model.
         """
-        own, loss = vars(self.parameters), _values(self.loss)
-        optimizer = _values(self.optimizer) | ({"clip_grad": _clipping(clip_norm)} if clip_norm else {})
+        own, loss, optimizer = vars(self.parameters), vars(self.loss).copy(), vars(self.optimizer).copy()
+        for values, name in ((loss, "weight"), (loss, "pos_weight"), (optimizer, "betas")):
+            if values[name] is not None:
+                values[name] = [float(each) for each in values[name].split(",")]
+        if clip_norm:
+            from opgrad.training.make.blocks import ClipGradNorm
+
+            optimizer["clip_grad"] = ClipGradNorm(clip_norm)
         kind, inputs = loss.pop("loss"), loss.pop("loss_input")
         if kind is None and (others := [name for name, value in loss.items() if value is not None]):
             raise ValueError(f"{option(others[0])} is of a loss, expected --loss, too")
-        found = {
+        found: dict[str, Any] = {
             "requires_grad": own["train"] or None,
             "frozen_params": own["freeze"] or None,
             "loss_input_names": inputs or None,
@@ -165,30 +166,15 @@ class Making:
             "untie": bool(own["untie"]),
         }
         if self.quantization.distill is not None:
-            found |= self._distilled(found["loss"], found["frozen_params"])
+            from opgrad.training.quantization import TEACHER, Distillation
+
+            if found["loss"] is None:
+                raise ValueError("--distill is of scores that a loss compares, expected --loss, too")
+            share, temperature = self.quantization.distill or 0.0, self.quantization.temperature or 2.0
+            found["loss"] = Distillation(found["loss"], share, temperature)
+            found["frozen_params"] = [*(own["freeze"] or ()), f"{TEACHER}*"]
         segments = own["checkpoint_segments"]
         return found if segments is None else {**found, "checkpoint_segments": segments}
-
-    def _distilled(self, loss: Any, frozen: list[str] | None) -> dict[str, Any]:
-        """The loss with what is learned from the float model, whose weights are frozen."""
-        from opgrad.training.quantization import TEACHER, Distillation
-
-        if loss is None:
-            raise ValueError("--distill is of scores that a loss compares, expected --loss, too")
-        block = Distillation(loss, self.quantization.distill or 0.0, self.quantization.temperature or 2.0)
-        return {"loss": block, "frozen_params": [*(frozen or ()), f"{TEACHER}*"]}
-
-
-def _values(group: Any) -> dict[str, Any]:
-    """Options by name, lists of numbers as such."""
-    values = vars(group).copy()
-    return values | {name: _numbers(values[name]) for name in ("weight", "pos_weight", "betas") if name in values}
-
-
-def _clipping(norm: float) -> Any:
-    from opgrad.training.make.blocks import ClipGradNorm
-
-    return ClipGradNorm(norm)
 
 
 def _block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
@@ -234,21 +220,13 @@ def make(
     try:
         if folder is None:
             return artifacts.models_of(model, **arguments)
-        with made_folder(folder), _silent(artifacts.logger):  # the commands print the notes
+        with made_folder(folder), ExitStack() as stack:
+            stack.callback(setattr, artifacts.logger, "disabled", artifacts.logger.disabled)
+            artifacts.logger.disabled = True  # the commands print the notes
             return artifacts.generate_artifacts(model, artifact_directory=folder, **arguments)
     except (LookupError, NotImplementedError, TypeError, ValueError) as error:
         text = said(error, "generate_artifacts", OPTIONS)
         raise ValueError(text if str(model) in text else f"{who}: {model}: {text}") from None
-
-
-@contextmanager
-def _silent(logger: logging.Logger) -> Iterator[None]:
-    """Let a logger say nothing meanwhile."""
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 @contextmanager
@@ -272,10 +250,6 @@ def results_folder(folder: Path) -> Iterator[None]:
         with TemporaryFile(dir=folder):
             pass
         yield
-
-
-if TYPE_CHECKING:
-    from opgrad.training.make.artifacts import Artifacts
 
 
 @dataclass(frozen=True)
@@ -333,18 +307,13 @@ def artifacts(
             custom_op_library=files.custom_op_library,
             precision=files.precision,
         )
-    _print(made, files.prefix, str(loss.loss or "the model's own"))
-
-
-def _print(made: "Artifacts", prefix: str, loss: str) -> None:
-    """Print what was chosen and written."""
     from opgrad.cli import inspection, text
 
-    screen = console()
     text.fit(screen)
-    found = inspection.inspect_made(made.directory, prefix, made.files)
+    found = inspection.inspect_made(made.directory, files.prefix, made.files)
     rows = [("files", ", ".join(f"{name} {text.size(count)}" for name, count in found.files.items()))]
-    rows += [("loss", f"{loss}: {made.loss}"), ("batch", text.ports_text(found.inputs))]
+    named = loss.loss or "the model's own"
+    rows += [("loss", f"{named}: {made.loss}"), ("batch", text.ports_text(found.inputs))]
     rows += [("outputs", ", ".join(made.outputs))] if len(made.outputs) > 1 else []
     rows += [("optimizer", text.optimizer_text(node)) for node in found.optimizer]
     for what, names in (("trainable", made.trainable), ("frozen", made.frozen)):

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +14,16 @@ from opgrad.base.files import finish_interrupted
 from opgrad.base.terminal import sentence, visible
 
 F = TypeVar("F", bound=Callable[..., Any])
+USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
+ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
+# What the extras install, under the names by which it is imported; the first that has a library is named for it.
+LIBRARIES = {
+    "train": (*ONNX, "matplotlib"),
+    "onnx": ONNX,
+    "tune": (*ONNX, "matplotlib", "tokenizers", "jinja2"),
+    "parquet": ("pyarrow",),
+    "tensorboard": ("tensorboardX",),
+}
 
 
 def opt(help: str, *names: str, default: Any = None, **settings: Any) -> Any:
@@ -42,20 +52,22 @@ def takes_groups(command: F) -> F:
         return command(**given)
 
     taken: list[inspect.Parameter] = []
-    for name, parameter in parameters.items():
-        own = [_parameter(groups[name], each) for each in fields(groups[name])] if name in groups else [parameter]
-        taken += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+    for parameter in parameters.values():
+        group = groups.get(parameter.name)
+        if group is None:
+            taken.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        for each in fields(group):
+            settings: dict[str, Any] = {"rich_help_panel": getattr(group, "PANEL", None), **each.metadata}
+            names = settings.pop("names") or ((option(each.name),) if each.default is False else ())
+            annotation = Annotated[each.type, typer.Option(*names, **settings)]  # type: ignore[name-defined]
+            default = inspect.Parameter.empty if each.default is MISSING else each.default
+            taken.append(
+                inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            )
     run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in taken}
     return run  # type: ignore[return-value]
-
-
-def _parameter(group: Any, each: "Field[Any]") -> inspect.Parameter:
-    settings: dict[str, Any] = {"rich_help_panel": getattr(group, "PANEL", None), **each.metadata}
-    names = settings.pop("names") or ((option(each.name),) if each.default is False else ())
-    annotation = Annotated[each.type, typer.Option(*names, **settings)]  # type: ignore[name-defined]
-    default = inspect.Parameter.empty if each.default is MISSING else each.default
-    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def given(*groups: Any) -> dict[str, Any]:
@@ -120,35 +132,17 @@ class RunSettings:
 
     def of_recipe(self) -> dict[str, Any]:
         """The settings that were given, under the names of a recipe."""
-        values = {**vars(self), "validation": _rows_or_fraction(self.validation)}
+        values, text = vars(self).copy(), self.validation
         values["learning_rate"] = values.pop("lr")
+        try:
+            if text is not None:
+                values["validation"] = int(text) if text.lstrip("+-").isdigit() else float(text)
+        except ValueError:
+            raise ArgumentError("validation", f"is {text!r}, expected a number of rows or a fraction") from None
         return {name: value for name, value in values.items() if value is not None and name != "log"}
 
 
-def _rows_or_fraction(text: str | None) -> int | float | None:
-    """A whole number as int, any other as float."""
-    if text is None:
-        return None
-    try:
-        return int(text) if text.lstrip("+-").isdigit() else float(text)
-    except ValueError:
-        raise ArgumentError("validation", f"is {text!r}, expected a number of rows or a fraction") from None
-
-
-Run = TypeVar("Run", bound=Callable[..., Any])
-USER_ERRORS = (ValueError, TypeError, OSError, RuntimeError, MemoryError)
-ONNX = ("onnx", "onnxruntime", "flatbuffers", "google")
-# What the extras install, under the names by which it is imported; the first that has a library is named for it.
-LIBRARIES = {
-    "train": (*ONNX, "matplotlib"),
-    "onnx": ONNX,
-    "tune": (*ONNX, "matplotlib", "tokenizers", "jinja2"),
-    "parquet": ("pyarrow",),
-    "tensorboard": ("tensorboardX",),
-}
-
-
-def explains_errors(extra: str | None = None) -> Callable[[Run], Run]:
+def explains_errors(extra: str | None = None) -> Callable[[F], F]:
     """Decorate a command: what goes wrong on the user's side becomes one line and exit status 1.
 
     Before it begins, files whose writer was ended while it replaced them take their places where it reads and writes.
@@ -156,7 +150,7 @@ def explains_errors(extra: str | None = None) -> Callable[[Run], Run]:
     extra: the extra of the package whose libraries the command needs; for a library of another, that is named.
     """
 
-    def decorate(command: Run) -> Run:
+    def decorate(command: F) -> F:
         @functools.wraps(command)
         def run(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -166,7 +160,10 @@ def explains_errors(extra: str | None = None) -> Callable[[Run], Run]:
             except ModuleNotFoundError as error:
                 if extra is None or (error.name or "opgrad").startswith("opgrad"):
                     raise
-                message = f'{error.name} is not installed; pip install "opgrad[{_extra_with(error.name, extra)}]"'
+                package = str(error.name).partition(".")[0]
+                having = [name for name, libraries in LIBRARIES.items() if package in libraries]
+                named = extra if extra in having or not having else having[0]
+                message = f'{error.name} is not installed; pip install "opgrad[{named}]"'
             except ImportError as error:
                 if not str(error).startswith("opgrad"):
                     raise
@@ -187,10 +184,3 @@ def explains_errors(extra: str | None = None) -> Callable[[Run], Run]:
         return run  # type: ignore[return-value]
 
     return decorate
-
-
-def _extra_with(library: str | None, extra: str) -> str:
-    """The extra to install for a missing library: that of the command, unless it does not have it."""
-    package = str(library).partition(".")[0]
-    having = [name for name, libraries in LIBRARIES.items() if package in libraries]
-    return extra if extra in having or not having else having[0]

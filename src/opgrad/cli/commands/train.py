@@ -53,7 +53,8 @@ class Settings(RunSettings):
         """The settings that were given, under the names of a recipe."""
         values = super().of_recipe()
         if self.loss_scale is not None:
-            values["loss_scale"] = _number(self.loss_scale)
+            with suppress(ValueError):
+                values["loss_scale"] = float(self.loss_scale)
         return values | ({"row_wise": self.row_wise.split(",")} if self.row_wise else {})
 
 
@@ -104,24 +105,37 @@ def train(
 
     Example: opgrad train model.onnx --data data.npz --loss cross-entropy --freeze 'backbone.*'
     """
+    from opgrad.base.files import destination
     from opgrad.onnxruntime import exact_products
     from opgrad.training import ArtifactSet
     from opgrad.training.engine import distributed
-    from opgrad.training.run import job
+    from opgrad.training.files.artifact_set import FILES
+    from opgrad.training.run import job, report
     from opgrad.training.run.fit import Interrupted
     from opgrad.training.run.recipe import FILE
     from opgrad.training.run.report import TrainingBar
 
-    path, paths = _model_of(path, paths)
+    is_set = path.is_dir() and any((path / name).exists() for name in FILES)
+    if not is_set and (path / "model.onnx").is_file():  # results of a folder with a model lie in runs/FOLDER
+        paths = replace(paths, output=paths.output or Path("runs") / path.resolve().name)
+        path = path / "model.onnx"
     making = Making(parameters, loss, optimizer, quantization)
     processes = distributed.begin()
     screen = console(not processes.is_first)
     _check_quantization(quantization)
     finish = _convert_file if quantization.quantize else None
     with processes.failing_together(), ExitStack() as stack:
-        if path.is_dir():
-            _check_set(path, making, paths)
-        _check_export(paths.export)
+        options = given(*making.groups) | ({"--artifacts": paths.artifacts} if paths.artifacts else {})
+        if is_set and options:
+            are = "is" if len(options) == 1 else "are"
+            raise ValueError(
+                f"train: {', '.join(options)} {are} for an .onnx file; {path} is an artifact set, where this is settled"
+            )
+        if paths.export is not None:
+            destination(paths.export)
+            there = next(each for each in paths.export.absolute().parents if each.exists())
+            if not there.is_dir():
+                raise NotADirectoryError(f"train: {there} is a file, expected a folder for --export {paths.export}")
         artifacts = ArtifactSet.load(path) if path.is_dir() else None
         output = paths.output or Path("runs") / (path.stem if artifacts is None else artifacts.name)
         resumption, recipe = _recipe(path, settings, paths, output, processes)
@@ -147,18 +161,13 @@ def train(
             options = {"--resume": interruption.checkpoint, **given(*going_on)}
             command = shlex.join(["opgrad", "train", str(path), *words(options)])
             raise RuntimeError(f"{interruption}; to go on: {command}") from None
-        if run is not None:
-            _finish(run, exported, paths.export, finish, screen)
-
-
-def _model_of(path: Path, paths: Paths) -> tuple[Path, Paths]:
-    """The model of a folder that has one and no artifact set, whose results lie in runs/FOLDER; else what is given."""
-    from opgrad.training.files.artifact_set import FILES
-
-    file = path / "model.onnx"
-    if not file.is_file() or any((path / name).exists() for name in FILES):
-        return path, paths
-    return file, replace(paths, output=paths.output or Path("runs") / path.resolve().name)
+        if run is None:
+            return
+        report.print_run(screen, run)
+        if run.divergence:
+            raise RuntimeError(f"train: the training diverged: {run.divergence}; expected a lower --lr, or --clip-norm")
+        if paths.export is not None:
+            _export(run, exported, paths.export, finish, screen)
 
 
 def _recipe(
@@ -177,29 +186,6 @@ def _recipe(
     resumption = Resumption.read(resume, may_be_done=restarted) if resume else None
     saved = resumption.state.recipe if resumption and resumption.state else None
     return resumption, replace(saved or Recipe.load(path if path.is_dir() else path.parent), **settings.of_recipe())
-
-
-def _check_set(folder: Path, making: Making, paths: Paths) -> None:
-    """Raise ValueError for options that say what is made of a model, if the folder has a set or a part of one."""
-    from opgrad.training.files.artifact_set import FILES
-
-    options = given(*making.groups) | ({"--artifacts": paths.artifacts} if paths.artifacts else {})
-    if options and any((folder / name).exists() for name in FILES):
-        are = "is" if len(options) == 1 else "are"
-        raise ValueError(
-            f"train: {', '.join(options)} {are} for an .onnx file; {folder} is an artifact set, where this is settled"
-        )
-
-
-def _check_export(file: Path | None) -> None:
-    """Raise an error where the exported model, or a folder for it, cannot be made."""
-    from opgrad.base.files import destination
-
-    if file is not None:
-        destination(file)
-        there = next(each for each in file.absolute().parents if each.exists())
-        if not there.is_dir():
-            raise NotADirectoryError(f"train: {there} is a file, expected a folder for --export {file}")
 
 
 def _made(
@@ -224,23 +210,6 @@ def _made(
         screen.print(Text(visible(f"note: {note}")))
     artifacts: ArtifactSet = made.artifact_set(folder)
     return artifacts
-
-
-def _finish(
-    run: "Run",
-    outputs: "list[onnx.ValueInfoProto]",
-    file: Path | None,
-    finish: Callable[[Path], None] | None,
-    screen: Console,
-) -> None:
-    """Print what a run came to, and export its model. Raises RuntimeError for one that diverged."""
-    from opgrad.training.run import report
-
-    report.print_run(screen, run)
-    if run.divergence:
-        raise RuntimeError(f"train: the training diverged: {run.divergence}; expected a lower --lr, or --clip-norm")
-    if file:
-        _export(run, outputs, file, finish, screen)
 
 
 def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":
@@ -276,13 +245,6 @@ def _export(
                 finish(file)
     names = ", ".join(each.name for each in outputs)
     screen.print(f"exported  {file}: the trained model, with the outputs {names}")
-
-
-def _number(text: str) -> float | str:
-    """A text as a number, if it is one."""
-    with suppress(ValueError):
-        return float(text)
-    return text
 
 
 # --- a model that is trained as an integer model ----------------------------------------------------------------------

@@ -124,7 +124,6 @@ class _CacheWriter:
         self._graph, self._tokens, self._what = Graph(copied(model)), tokens, what
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
-        self._made: dict[str, str] = {}
 
     def replace(self, value: onnx.ValueInfoProto) -> None:
         """Compute an input of the graph."""
@@ -133,7 +132,11 @@ class _CacheWriter:
         if "mask" in name and rank == 2:
             self._node("Cast", [self._ones()], name, to=kind.elem_type)
         elif "position" in name and rank in (1, 2):
-            self._node("Cast", [self._positions() if rank == 2 else self._row()], name, to=kind.elem_type)
+            places = self._positions()
+            if rank == 1:
+                first = self._constant(np.array(0, np.int64), f"{SCOPE}first")
+                places = self._node("Gather", [places, first], f"{SCOPE}row", axis=0)
+            self._node("Cast", [places], name, to=kind.elem_type)
         elif "position" in name and rank == 3 and kind.shape.dim[0].dim_value:
             # Of texts alone the places in time, height and width are the same.
             first = self._constant(np.array([0], np.int64), f"{SCOPE}zero")
@@ -148,39 +151,28 @@ class _CacheWriter:
             )
 
     def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(op, inputs, [output], f"{SCOPE}{output}/{op}", **attributes))
+        """The value of this name, which a node computes that is written with its first use."""
+        if all(output not in node.output for node in self.nodes):
+            self.nodes.append(helper.make_node(op, inputs, [output], f"{SCOPE}{output}/{op}", **attributes))
         return output
 
     def _constant(self, value: np.ndarray, name: str) -> str:
-        if name not in {each.name for each in self.constants}:
+        if all(each.name != name for each in self.constants):
             self.constants.append(numpy_helper.from_array(value, name))
         return name
 
     def _shape(self) -> str:
-        if "shape" not in self._made:
-            self._made["shape"] = self._node("Shape", [self._tokens], f"{SCOPE}shape")
-        return self._made["shape"]
+        return self._node("Shape", [self._tokens], f"{SCOPE}shape")
 
     def _ones(self) -> str:
         """Ones, int64, of the shape of the tokens."""
-        if "ones" not in self._made:
-            one = helper.make_tensor("value", TensorProto.INT64, [1], [1])
-            self._made["ones"] = self._node("ConstantOfShape", [self._shape()], f"{SCOPE}ones", value=one)
-        return self._made["ones"]
+        one = helper.make_tensor("value", TensorProto.INT64, [1], [1])
+        return self._node("ConstantOfShape", [self._shape()], f"{SCOPE}ones", value=one)
 
     def _positions(self) -> str:
-        """The place of each token in its row, from 0."""
-        if "positions" not in self._made:
-            axis = self._constant(np.array(1, np.int64), f"{SCOPE}axis")
-            self._made["positions"] = self._node("CumSum", [self._ones(), axis], POSITIONS, exclusive=1)
-        return self._made["positions"]
-
-    def _row(self) -> str:
-        """The places of the tokens of a row, [length]."""
-        if "row" not in self._made:
-            first = self._constant(np.array(0, np.int64), f"{SCOPE}first")
-            self._made["row"] = self._node("Gather", [self._positions(), first], f"{SCOPE}row", axis=0)
-        return self._made["row"]
+        """The index of each token in its row."""
+        axis = self._constant(np.array(1, np.int64), f"{SCOPE}axis")
+        return self._node("CumSum", [self._ones(), axis], POSITIONS, exclusive=1)
 
     def _empty(self, value: onnx.ValueInfoProto) -> None:
         """A cache of which the axis of the past has no elements, or a state of zeros, which has no such axis.
@@ -190,7 +182,9 @@ class _CacheWriter:
         """
         kind, axes = value.type.tensor_type, value.type.tensor_type.shape.dim
         sizes: list[int | None] = [each.dim_value if each.HasField("dim_value") else None for each in axes]
-        rows = next((axis for axis, each in enumerate(axes) if each.dim_param and each.dim_param == self._rows), None)
+        tokens = next(each for each in self._graph.graph.input if each.name == self._tokens).type.tensor_type
+        batch = tokens.shape.dim[0].dim_param  # the name of the axis of the rows
+        rows = next((axis for axis, each in enumerate(axes) if each.dim_param and each.dim_param == batch), None)
         rows = 0 if rows is None and sizes[:1] == [None] else rows
         found = _Past(self._graph, value.name, sizes)
         unknown = [axis for axis, size in enumerate(found.sizes) if size is None and axis != rows]
@@ -211,12 +205,6 @@ class _CacheWriter:
             whole = self._node("Concat", parts, f"{SCOPE}{value.name}/shape", axis=0)
         nothing = helper.make_tensor("value", kind.elem_type, [1], [0])
         self._node("ConstantOfShape", [whole], value.name, value=nothing)
-
-    @property
-    def _rows(self) -> str:
-        """The name of the axis of the rows of a batch."""
-        shape = next(each.type.tensor_type.shape for each in self._graph.graph.input if each.name == self._tokens)
-        return str(shape.dim[0].dim_param)
 
 
 class _Past:
@@ -348,8 +336,7 @@ def _scale(node: Node) -> dict[str, Any]:
     return {"scale": given} if given else {}
 
 
-Write = Callable[[Node, Value, Value], Value]
-WRITERS: dict[tuple[str, str], Write] = {
+WRITERS: dict[tuple[str, str], Callable[[Node, Value, Value], Value]] = {
     (MICROSOFT, "GroupQueryAttention"): in_sequences,
     (MICROSOFT, "MultiHeadAttention"): _multi_head,
     ("", "Attention"): _attention,

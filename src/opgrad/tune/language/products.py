@@ -10,8 +10,8 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.messages import FEW_BITS, FLOATS, MICROSOFT, attribute_of, copied, domain_of
-from opgrad.onnx.graph.nodes import module_path, needed
+from opgrad.onnx.graph.messages import FEW_BITS, FLOATS, MICROSOFT, copied, domain_of
+from opgrad.onnx.graph.nodes import attributes_of, module_path, needed
 
 TABLES = ("Gather", "GatherBlockQuantized")
 ATTENTION = ("GroupQueryAttention", "MultiHeadAttention", "Attention", "SparseAttention", "PackedMultiHeadAttention")
@@ -25,6 +25,8 @@ BETWEEN = (
 MOVING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 ACTIVATIONS = ("Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Relu", "Silu", "Swish", "Tanh", "Erf", "BiasGelu")
 ELEMENTWISE = (*ACTIVATIONS, "Mul", "Add", "Div", "Cast", "Pow", "Identity", "Split", "Slice")  # in a perceptron
+FLOAT_BITS = {TensorProto.DOUBLE: 64, TensorProto.FLOAT: 32, TensorProto.FLOAT16: 16, TensorProto.BFLOAT16: 16}
+BITS: dict[int, int] = FLOAT_BITS | FEW_BITS  # of a stored number
 THROUGH = ("DequantizeLinear", "Transpose", "Cast", "Identity", "Reshape")  # between a stored weight and its product
 
 
@@ -72,11 +74,6 @@ def unreached(model: onnx.ModelProto, logits: str) -> int:
     )
 
 
-def find_products(model: onnx.ModelProto, tokens: str, logits: str) -> tuple[WeightProduct, ...]:
-    """The products of a model from tokens to scores, in the order of its nodes."""
-    return tuple(_ProductSearch(Graph(copied(model)), tokens, logits).products())
-
-
 class _ProductSearch:
     def __init__(self, graph: Graph, tokens: str, logits: str):
         self._graph, self._tokens, self._logits = graph, tokens, logits
@@ -118,14 +115,16 @@ class _ProductSearch:
         weight = self._stored(node.input[place])
         if weight is None:
             return None
-        tensor, given = self._graph.initializers[weight], dict(map(attribute_of, node.attribute))
+        tensor, given = self._graph.initializers[weight], attributes_of(node)
         sizes = self._sizes(node, place, given)
         if sizes is None or (node.op_type in TABLES and not self._is_lookup(node)):
             return None
-        operand = node.input[1 if node.op_type in TABLES else 0]
+        operand, bits = node.input[1 if node.op_type in TABLES else 0], given.get("bits")
+        if not isinstance(bits, int):
+            bits = BITS.get(tensor.data_type, 8)
         return WeightProduct(
             node=node.name, op=node.op_type, layer=-1, role="other", input=operand, output=node.output[0],
-            weight=weight, inputs=sizes[0], outputs=sizes[1], bits=_bits(tensor, given),
+            weight=weight, inputs=sizes[0], outputs=sizes[1], bits=bits,
             trainable=tensor.data_type in FLOATS and weight == node.input[place], module=module_path(node) or "",
             bias=self._bias(node),
         )  # fmt: skip
@@ -168,7 +167,8 @@ class _ProductSearch:
     def _sizes(self, node: onnx.NodeProto, place: int, given: Mapping[str, object]) -> tuple[int, int] | None:
         """The sizes of the last axes of operand and result."""
         if node.op_type == "MatMulNBits":
-            return _ints(given.get("K"), given.get("N"))
+            k, n = given.get("K"), given.get("N")
+            return (k, n) if isinstance(k, int) and isinstance(n, int) else None
         if node.op_type == "GatherBlockQuantized":
             stored = self._graph.known(node.input[0])
             packed = self._graph.element_type(node.input[0]) == TensorProto.UINT8
@@ -240,8 +240,16 @@ class _ProductSearch:
         if name is None:
             return
         roles[name] = "qkv"
-        sizes = self._split_sizes(name) if len(found) == 3 else _packed_sizes(node, self._found[name].outputs)
-        if sizes is not None and sum(sizes) == self._found[name].outputs:
+        sizes, columns = None, self._found[name].outputs
+        if len(found) == 3:
+            sizes = self._split_sizes(name)
+        else:  # attention takes them whole
+            given = attributes_of(node)
+            heads, shared = given.get("num_heads"), given.get("kv_num_heads", given.get("num_heads"))
+            if isinstance(heads, int) and isinstance(shared, int) and columns % (heads + 2 * shared) == 0:
+                head = columns // (heads + 2 * shared)
+                sizes = [heads * head, shared * head, shared * head]
+        if sizes is not None and sum(sizes) == columns:
             ends = [sum(sizes[: place + 1]) for place in range(3)]
             parts[name] = tuple((role, end - size, end) for role, end, size in zip("qkv", ends, sizes, strict=True))
 
@@ -325,32 +333,6 @@ class _ProductSearch:
         return found
 
 
-def _ints(*values: object) -> tuple[int, int] | None:
-    first, second = values
-    return (first, second) if isinstance(first, int) and isinstance(second, int) else None
-
-
-def _bits(tensor: TensorProto, given: Mapping[str, object]) -> int:
-    """The bits of a stored number."""
-    bits = given.get("bits")
-    if isinstance(bits, int):
-        return bits
-    kind: int = tensor.data_type
-    sizes: dict[int, int] = {
-        TensorProto.DOUBLE: 64,
-        TensorProto.FLOAT: 32,
-        TensorProto.FLOAT16: 16,
-        TensorProto.BFLOAT16: 16,
-        **FEW_BITS,
-    }
-    return sizes.get(kind, 8)
-
-
-def _packed_sizes(node: onnx.NodeProto, columns: int) -> list[int] | None:
-    """The sizes of queries, keys and values in a result that attention takes whole."""
-    given = dict(map(attribute_of, node.attribute))
-    heads, shared = given.get("num_heads"), given.get("kv_num_heads", given.get("num_heads"))
-    if not isinstance(heads, int) or not isinstance(shared, int) or columns % (heads + 2 * shared):
-        return None
-    head = columns // (heads + 2 * shared)
-    return [heads * head, shared * head, shared * head]
+def find_products(model: onnx.ModelProto, tokens: str, logits: str) -> tuple[WeightProduct, ...]:
+    """The products of a model from tokens to scores, in the order of its nodes."""
+    return tuple(_ProductSearch(Graph(copied(model)), tokens, logits).products())
