@@ -76,7 +76,7 @@ class ProgramSteps:
 
 
 def elementwise_operator(kernel: Kernel, result: str, *inputs: str) -> Callable[[Problem], Program]:
-    """The function from problem to program of an elementwise_program operator. `inputs` are the formula's, in order."""
+    """The function from problem to program of an elementwise operator. `inputs` are the formula's, in order."""
 
     def of_problem(problem: Problem) -> Program:
         return elementwise_program(problem, kernel, result, *inputs, alpha=problem.attributes.get("alpha", 0.0))
@@ -85,7 +85,7 @@ def elementwise_operator(kernel: Kernel, result: str, *inputs: str) -> Callable[
 
 
 def elementwise_program(problem: Problem, kernel: Kernel, result: str, *inputs: str, alpha: Any = 0.0) -> Program:
-    """The one step of an elementwise_program operator, which computes a result from inputs in the formula's order."""
+    """The one step of an elementwise operator, which computes a result from inputs in the formula's order."""
     steps, blocks, given = ProgramSteps(problem), ceil_div(problem.n, BLOCK), [as_rows(problem, x) for x in inputs]
     y = as_rows(problem, result)
     steps.add(kernel, problem.outer * blocks, blocks=blocks, n=problem.n, inputs=given, y=y, alpha=alpha)

@@ -3,7 +3,7 @@
 `softmax(x, where=..., post_ops=[add(bias)], dropout=...)` has more arrays, and perhaps more results, than `softmax(x)`.
 The functions here find the operator that such a call stands for: its inputs are all the arrays, broadcast to the
 shape of x; its attributes are plain values. What else decides about the results stands among the call's arguments,
-too, so that they are the key of its plan. `opgrad.cpu.programs.fused` makes the programs of these operators.
+too, so that they are the key of its plan. `opgrad.cpu.programs.fusing` makes the programs of these operators.
 """
 
 import dataclasses
