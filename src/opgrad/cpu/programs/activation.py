@@ -1,6 +1,7 @@
 """The programs of activations: the result of each kernel, and the operands that its formula takes, in order."""
 
 import math
+from functools import partial
 
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
@@ -28,20 +29,16 @@ gelu_grad = elementwise_operator(kernels.gelu_grad, "dx", "dy", "x")
 fast_gelu_grad = elementwise_operator(kernels.fast_gelu_grad, "dx", "dy", "x")
 
 
-def bias_gelu_grad_dx(problem: Problem) -> Program:
-    return _behind_bias(problem, kernels.BIAS_GELU_GRAD)
-
-
-def bias_fast_gelu_grad_dx(problem: Problem) -> Program:
-    return _behind_bias(problem, kernels.BIAS_FAST_GELU_GRAD)
-
-
 def _behind_bias(problem: Problem, kernel: Kernel) -> Program:
     steps, spec = ProgramSteps(problem), problem.specs["dy"]
     rows, n = math.prod(spec.shape[:-1]), spec.shape[-1]
     blocks, unit_bytes = ceil_div(n, BLOCK), 3 * spec.dtype.itemsize * min(n, BLOCK)
     steps.add(kernel, rows * blocks, unit_bytes, blocks=blocks, n=n)
     return steps.program()
+
+
+bias_gelu_grad_dx = partial(_behind_bias, kernel=kernels.BIAS_GELU_GRAD)
+bias_fast_gelu_grad_dx = partial(_behind_bias, kernel=kernels.BIAS_FAST_GELU_GRAD)
 
 
 def gated_linear_unit(problem: Problem) -> Program:

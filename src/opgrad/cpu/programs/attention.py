@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -218,81 +219,39 @@ class AttentionGradientSteps(AttentionSteps):
         sizes = {"batches": s.batch, "heads": s.heads, "queries": s.queries}
         self.add(backward_kernels.sum_sinks, s.heads, 8 * s.batch * s.queries, **sizes, **self.of_queries)
 
-    # --- where sums are formed --------------------------------------------------------------------------------------
-
-    def of_result(self, name: str) -> tuple[int, int, int]:
-        """A result's heads for each head of keys, its length, and the numbers of a head."""
-        s = self.sizes
-        return {
-            "dq": (self.group, s.queries, s.size),
-            "dk": (1, s.keys, s.size),
-            "dv": (1, s.keys, s.v_size),
-        }[name]
-
-    @property
-    def rounds(self) -> bool:
-        """Whether sums are formed in working memory, and rounded when they are complete."""
-        return self.problem["q"].dtype != self.workspace.precision
-
-    def heads_at_once(self) -> int:
-        """The heads of keys whose gradients are summed up together."""
-        every = max(self.sizes.batch * self.sizes.kv_heads, 1)
-        if not self.rounds:
-            return every
-        of_head = sum(math.prod(self.of_result(name)) for name in self.wanted) * self.item
-        return max(1, min(every, SUMS_BYTES // max(of_head, 1)))
-
-    def sums(self, at_once: int) -> dict[str, Any]:
-        """Where the gradients of the first heads of keys are summed up, by name."""
-        if not self.rounds:
-            return {name: self.heads(name) for name in self.wanted}
-        found = {}
-        for name in self.wanted:
-            heads, length, size = self.of_result(name)
-            of_batch = heads * self.sizes.kv_heads * length * size
-            found[name] = Heads(self.workspace.shared(at_once * heads * length * size), of_batch, length * size, size)
-        return found
-
-    def sums_from(self, sums: Any, name: str, first: int) -> Any:
-        """The sums that the memory of the first head of keys is used for from head `first` on."""
-        if not self.rounds:
-            return sums
-        heads, length, size = self.of_result(name)
-        return sums._replace(data=sums.data.moved(-first * heads * length * size))
-
-    # --- waves ------------------------------------------------------------------------------------------------------
-
     def add_waves(self) -> None:
-        every, at_once = self.sizes.batch * self.sizes.kv_heads, self.heads_at_once()
-        sums = self.sums(at_once)
-        for first in range(0, every, at_once):
-            count = min(at_once, every - first)
-            self.add_round(first, count, {name: self.sums_from(sums[name], name, first) for name in sums})
-
-    def add_round(self, first: int, count: int, sums: Mapping[str, Any]) -> None:
-        """The steps of some heads of keys: clear the sums, add to them in waves, round them."""
-        s = self.sizes
-
-        def of_rows(name: str) -> tuple[int, int, int, dict[str, Any]]:
-            heads, length, size = self.of_result(name)
-            arguments = {"first": first * heads, "heads": heads * s.kv_heads, "length": length, "size": size}
-            return count * heads, length, size, arguments | {"x": sums[name]}
-
-        for name in sums:
-            heads, length, size, arguments = of_rows(name)
-            self.add_rows(backward_kernels.clear_rows, heads, length, size, **arguments)
+        """Add the steps of all heads of keys, some at a time: clear the sums, add to them in waves, round them."""
+        s, rounds = self.sizes, self.problem["q"].dtype != self.workspace.precision
+        # Of each result the heads for each head of keys, the length, and the numbers of a head.
+        of_result = {"dq": (self.group, s.queries, s.size), "dk": (1, s.keys, s.size), "dv": (1, s.keys, s.v_size)}
+        every = s.batch * s.kv_heads
+        at_once, sums = max(every, 1), {name: self.heads(name) for name in self.wanted}
+        if rounds:  # sums are formed in working memory, and rounded when they are complete
+            of_head = sum(math.prod(of_result[name]) for name in self.wanted) * self.item
+            at_once = max(1, min(at_once, SUMS_BYTES // max(of_head, 1)))
+            for name in self.wanted:
+                heads, length, size = of_result[name]
+                memory = self.workspace.shared(at_once * heads * length * size)
+                sums[name] = Heads(memory, heads * s.kv_heads * length * size, length * size, size)
         blocks, key_blocks = -(-s.queries // self.block_queries), -(-s.keys // self.block_keys)
         waves = max(blocks, key_blocks)
         nothing = Heads(None, 0, 0, 0)  # type: ignore[arg-type]
-        results = [sums.get(name, nothing) for name in ("dq", "dk", "dv")]
-        results += [int(name in sums) for name in ("dq", "dk", "dv")]
-        for wave in range(waves if key_blocks else 0):
-            arguments = {**self.memory, "results": backward_kernels.BackwardResults(*results), "first_head": first}
-            arguments |= {"wave": wave, "waves": waves, "blocks": blocks, "block_keys": self.block_keys}
-            self.add_parts(backward_kernels.attend_back, count * blocks, **arguments)
-        for name in sums if self.rounds else ():
-            heads, length, size, arguments = of_rows(name)
-            self.add_rows(backward_kernels.round_rows, heads, length, size, **arguments, y=self.heads(name))
+        for first in range(0, every, at_once):
+            count, rows, results = min(at_once, every - first), {}, dict.fromkeys(of_result, nothing)
+            for name in self.wanted:
+                (heads, length, size), x = of_result[name], sums[name]
+                if rounds:  # memory of the first head of keys is used from head `first` on
+                    x = x._replace(data=x.data.moved(-first * heads * length * size))
+                arguments = {"first": first * heads, "heads": heads * s.kv_heads, "length": length, "size": size}
+                rows[name], results[name] = ((count * heads, length, size), arguments | {"x": x}), x
+                self.add_rows(backward_kernels.clear_rows, *rows[name][0], **rows[name][1])
+            into = backward_kernels.BackwardResults(*results.values(), *(int(name in rows) for name in results))
+            for wave in range(waves if key_blocks else 0):
+                arguments = {**self.memory, "results": into, "first_head": first}
+                arguments |= {"wave": wave, "waves": waves, "blocks": blocks, "block_keys": self.block_keys}
+                self.add_parts(backward_kernels.attend_back, count * blocks, **arguments)
+            for name in rows if rounds else ():
+                self.add_rows(backward_kernels.round_rows, *rows[name][0], **rows[name][1], y=self.heads(name))
 
     def _memory(self) -> dict[str, Any]:
         """The arguments that the steps of all waves share with the step of dmask."""
@@ -329,14 +288,6 @@ def sink_softmax_grad(problem: Problem) -> Program:
     return steps.program()
 
 
-def rotary_embedding(problem: Problem) -> Program:
-    return _turning(problem, "rotary_embedding", "x", "y", 1.0)
-
-
-def rotary_embedding_grad(problem: Problem) -> Program:
-    return _turning(problem, "rotary_embedding_grad", "dy", "dx", -1.0)
-
-
 def _turning(problem: Problem, operator: str, source: str, target: str, sign: float) -> Program:
     steps, sizes = ProgramSteps(problem), rotation(operator, source, problem.shapes, dict(problem.attributes))
     cos, positions, explain = problem.shapes["cos_cache"], problem["position_ids"], None
@@ -354,6 +305,9 @@ def _turning(problem: Problem, operator: str, source: str, target: str, sign: fl
         steps.add(turn, rows, **heads, batch_step=batch_step, sign=sign, **given)
     return steps.program(explain=explain)
 
+
+rotary_embedding = partial(_turning, operator="rotary_embedding", source="x", target="y", sign=1.0)
+rotary_embedding_grad = partial(_turning, operator="rotary_embedding_grad", source="dy", target="dx", sign=-1.0)
 
 ORDER: Final = (0, 1, 2)
 ATTRIBUTES: Final[Mapping[str, Any]] = {
@@ -425,22 +379,16 @@ def attention(problem: Problem) -> Program:
     }
     units, pitch = s.batch * s.kv_heads * -(-s.queries // sizes.block), whole_vectors(s.v_size, b.workspace.precision)
     parts = min(-(-FEWEST_UNITS // units), s.keys // keys)
-    if parts > 1:
-        return _in_parts(b, units, pitch, parts, arguments)
+    if parts > 1:  # the keys are cut into parts, so that there are units for threads
+        sizes_ = forward.Parts(parts, ceil_div(s.keys, parts), rows)
+        y, top, total = (b.workspace.shared(units * parts * rows * size) for size in (pitch, 1, 1))
+        arguments |= {"parts": sizes_, "sums": forward.PartSums(y, pitch, top, total)}
+        b.add_parts(forward.attend_parts, units * parts, **arguments)
+        b.add_parts(forward.join_parts, units, **arguments)
+        return b.program("attention_parts", b.explain)
     sums = forward.Sums(private(rows * pitch), pitch, private(rows), private(rows))
     b.add_parts(forward.attend, units, **arguments, sums=sums)
     return b.program("attention", b.explain)
-
-
-def _in_parts(b: AttentionSteps, units: int, pitch: int, count: int, arguments: Mapping[str, Any]) -> Program:
-    """The program that cuts the keys into parts, so that there are units for threads."""
-    rows, per_part = arguments["sizes"].block * b.group, ceil_div(b.sizes.keys, count)
-    parts = forward.Parts(count, per_part, rows)
-    y, top, total = (b.workspace.shared(units * count * rows * size) for size in (pitch, 1, 1))
-    arguments = {**arguments, "parts": parts, "sums": forward.PartSums(y, pitch, top, total)}
-    b.add_parts(forward.attend_parts, units * count, **arguments)
-    b.add_parts(forward.join_parts, units, **arguments)
-    return b.program("attention_parts", b.explain)
 
 
 def attention_grad(problem: Problem) -> Program:

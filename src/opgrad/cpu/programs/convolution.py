@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -500,14 +501,6 @@ def tables(along: Sequence[WindowAxis]) -> tuple[list[int], list[list[int]]]:
 ONE_WINDOW: Final = WindowAxis(1, 1, 1)
 
 
-def conv_grad(problem: Problem) -> Program:
-    return _program(problem, convolution_axes, ConvolutionSteps)
-
-
-def conv_transpose_grad(problem: Problem) -> Program:
-    return _program(problem, transposed_axes, TransposedSteps)
-
-
 def _program(problem: Problem, axes: Any, steps: type[SignalSteps]) -> Program:
     shapes = {name: problem.specs[name].shape for name in ("dy", "x", "w")}
     wanted = [name for name in ("dx", "dw", "db") if problem.operands.get(name) is not None]
@@ -519,6 +512,10 @@ def _program(problem: Problem, axes: Any, steps: type[SignalSteps]) -> Program:
     if steps is ConvolutionSteps and by_windows(layout, sizes):
         return WindowSteps(problem, layout, sizes, wanted).of_all_images()
     return steps(problem, layout, sizes, wanted).of_all_images()
+
+
+conv_grad = partial(_program, axes=convolution_axes, steps=ConvolutionSteps)
+conv_transpose_grad = partial(_program, axes=transposed_axes, steps=TransposedSteps)
 
 
 def _empty(problem: Problem, wanted: Sequence[str]) -> Program:

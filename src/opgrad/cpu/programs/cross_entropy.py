@@ -4,6 +4,7 @@ Labels are read and checked first; with options a step then writes the targets t
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from opgrad.contract.signature import Operand, Problem, wrong_label
@@ -104,16 +105,9 @@ def _private(workspace: Workspace, loops: Loops, layout: str, fused: bool) -> di
     return {"buffer": workspace.private(width + more), "options": loss.Caching(keep, loops.arguments["stream"])}
 
 
-def softmax_cross_entropy_loss(problem: Problem) -> Program:
-    return loss_program(problem, "softmax_cross_entropy_loss", LOSS)
-
-
-def softmax_cross_entropy_loss_only(problem: Problem) -> Program:
-    return loss_program(problem, "softmax_cross_entropy_loss_only", LOSS_ONLY)
-
-
-def softmax_cross_entropy_loss_and_grad(problem: Problem) -> Program:
-    return loss_program(problem, "softmax_cross_entropy_loss_and_grad", FUSED)
+softmax_cross_entropy_loss = partial(loss_program, operator="softmax_cross_entropy_loss", loss=LOSS)
+softmax_cross_entropy_loss_only = partial(loss_program, operator="softmax_cross_entropy_loss_only", loss=LOSS_ONLY)
+softmax_cross_entropy_loss_and_grad = partial(loss_program, operator="softmax_cross_entropy_loss_and_grad", loss=FUSED)
 
 
 def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
@@ -189,13 +183,8 @@ def _program(problem: Problem, operator: str, with_gradient: bool) -> Program:
     return steps.program(explain=wrong_label(problem, operator))
 
 
-def sample_losses(problem: Problem) -> Program:
-    return _program(problem, "sample_losses", with_gradient=False)
-
-
-def sample_losses_and_grad(problem: Problem) -> Program:
-    return _program(problem, "sample_losses_and_grad", with_gradient=True)
-
+sample_losses = partial(_program, operator="sample_losses", with_gradient=False)
+sample_losses_and_grad = partial(_program, operator="sample_losses_and_grad", with_gradient=True)
 
 # --- a shard of the classes ------------------------------------------------------------------------------------------
 

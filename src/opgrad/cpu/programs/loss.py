@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from opgrad.contract.signature import Problem, wrong_label
@@ -105,99 +106,57 @@ CHUNK_BYTES: Final = 64 << 20  # of logits
 FEWEST_TOKENS: Final = 24  # of a chunk: the weights are read anew for each
 
 
-def linear_cross_entropy_loss(problem: Problem) -> Program:
-    return _Chunks(problem, "linear_cross_entropy_loss").of_all_tokens()
-
-
-def linear_cross_entropy_loss_and_grad(problem: Problem) -> Program:
-    return _Chunks(problem, "linear_cross_entropy_loss_and_grad").of_all_tokens()
-
-
-class _Chunks(ProductSteps):
-    """Puts the steps together."""
-
-    def __init__(self, problem: Problem, operator: str):
-        self.classes, self.size = (problem.attributes[name] for name in ("N", "K"))
-        self.tokens = math.prod(problem.specs["x"].shape[:-1])
-        super().__init__(replace(problem, outer=self.tokens, n=self.classes))
-        self.operator = operator
-        self.with_gradient = self.given("dx")
-        self._check()
-
-    def _check(self) -> None:
-        """Raise unless the weights are floats, or bytes with scales."""
-        bits, dtype = self.problem.attributes["bits"], self.problem["b"].dtype
-        if (dtype == "uint8") != bool(bits):
-            expected = "uint8, as bits is not 0" if bits else "floats, as bits is 0"
-            raise TypeError(f"{self.operator}: b has dtype {dtype}, expected {expected}")
-        if bits and self.problem["scales"] is None:
-            raise TypeError(f"{self.operator}: scales is None, expected an array, as bits is not 0")
-
-    def of_all_tokens(self) -> Program:
-        """The steps of all chunks; each has memory of its own for the sums of its parts."""
-        problem = self.problem
-        classes, weights = add_labels(self, by_sample=True)
-        rows = self.chunk_rows() if self.tokens and self.classes else 0
-        self.sums = self.workspace.shared(self.tokens, "float64")
-        reduction = reduction_of(problem, self.sums)
-        self.reduction = reduction._replace(each=False)  # a part is a token, whose loss is its sum
-        parts = 0
-        if rows:
-            pitch = round_up(self.classes, self.lanes) + self.lanes
-            logits: Any = Rows(self.workspace.shared(rows * pitch), pitch)
-            self.multiply = self._products(logits)
-            for first in range(0, self.tokens, rows):
-                count = min(rows, self.tokens - first)
-                samples = Samples(*(each.moved(first) for each in (classes, weights)), problem["loss"])
-                parts += self.chunk(logits, first, count, samples, parts)
-        elif self.with_gradient:
-            self.clear("dx")
-        if not rows and reduction.each:
-            self.clear("loss")
-        self.add_parts(write_losses if reduction.each else add_losses, parts=parts, reduction=self.reduction)
-        return self.program(explain=wrong_label(problem, self.operator))
-
-    def chunk_rows(self) -> int:
-        """The tokens of a chunk, whole blocks of the product's rows where there are so many."""
-        most = CHUNK_BYTES // (self.classes * self.item)
+def _by_chunks(problem: Problem, operator: str) -> Program:
+    """The steps of all chunks; a part is a token, whose loss is its sum."""
+    bits, dtype = problem.attributes["bits"], problem["b"].dtype
+    if (dtype == "uint8") != bool(bits):
+        expected = "uint8, as bits is not 0" if bits else "floats, as bits is 0"
+        raise TypeError(f"{operator}: b has dtype {dtype}, expected {expected}")
+    if bits and problem["scales"] is None:
+        raise TypeError(f"{operator}: scales is None, expected an array, as bits is not 0")
+    classes, size = (problem.attributes[name] for name in ("N", "K"))
+    tokens, rows = math.prod(problem.specs["x"].shape[:-1]), 0
+    problem = replace(problem, outer=tokens, n=classes)
+    steps = ProductSteps(problem)
+    labels, with_gradient, private = add_labels(steps, by_sample=True), steps.given("dx"), steps.workspace.private
+    sums = steps.workspace.shared(tokens, "float64")
+    reduction = reduction_of(problem, sums)
+    if tokens and classes:
+        most = CHUNK_BYTES // (classes * steps.item)  # whole blocks of the product's rows where there are so many
         rows = max(most // BLOCK_ROWS * BLOCK_ROWS or most // FEWEST_TOKENS * FEWEST_TOKENS, FEWEST_TOKENS)
-        return min(rows, self.tokens)
-
-    def chunk(self, logits: Rows, first: int, count: int, samples: Samples, before: int) -> int:
-        """The steps for some tokens; returns the number of parts that leave a sum, which follow those before."""
-        into, back = self.multiply
-        into(count, (first, 0))
+        rows, pitch = min(rows, tokens), round_up(classes, steps.lanes) + steps.lanes
+        logits: Any = Rows(steps.workspace.shared(rows * pitch), pitch)
         kernel, options = loss_kernels.loss_only_rows, 0
-        if self.with_gradient:
-            kernel, options = loss_kernels.fused_rows, self.exponentials
-        given = {"logits": logits, "y": logits, "samples": samples, "options": options, "stream": 0}
-        reduction = self.reduction._replace(sums=self.sums.moved(before))
-        self.add_parts(kernel, count, n=self.classes, reduction=reduction, **given)
-        if self.with_gradient:
-            back(count, (0, first))
-        return count
-
-    def _products(self, logits: Rows) -> tuple[Any, Any]:
-        """The functions that add the step which computes logits of tokens, and the one for the gradient of tokens."""
-        problem, size, classes = self.problem, self.size, self.classes
-        if self.with_gradient:
-            memory = (self.workspace.private(classes + self.lanes) for _ in range(2))
-            self.exponentials: Any = loss_kernels.Exponentials(*memory)
-        if problem.attributes["bits"]:
-            weights = weights_of(self, self.operator)
+        if with_gradient:
+            memory = (private(classes + steps.lanes) for _ in range(2))
+            kernel, options = loss_kernels.fused_rows, loss_kernels.Exponentials(*memory)
+        if bits:
+            weights = weights_of(steps, operator)
             sides: Any = [(kernel_of(problem, transposed), weights) for transposed in (True, False)]
         else:
             row, column = (size, 1) if problem.attributes["transB"] else (1, classes)
             matrices = Matrix(problem["b"], column, row), Matrix(problem["b"], row, column)
             sides = [(kernels.multiply_floats, each) for each in matrices]
-        (into, w), (back, w_back) = sides
+        (to_logits, w), (back, w_back) = sides
         x, dx = Matrix(problem["x"], size, 1), Rows(problem.operands.get("dx"), size)  # type: ignore[arg-type]
+        for first in range(0, tokens, rows):
+            count = min(rows, tokens - first)
+            add_product(steps, to_logits, ProductSizes(count, classes, size), x, w, logits, (first, 0))
+            samples = Samples(*(each.moved(first) for each in labels), problem["loss"])
+            given = {"logits": logits, "y": logits, "samples": samples, "options": options, "stream": 0}
+            into = reduction._replace(each=False, sums=sums.moved(first))
+            steps.add_parts(kernel, count, n=classes, reduction=into, **given)
+            if with_gradient:
+                slope = Matrix(logits.data, logits.step, 1)
+                add_product(steps, back, ProductSizes(count, size, classes), slope, w_back, dx, (0, first))
+    else:
+        for name, wanted in (("dx", with_gradient), ("loss", reduction.each)):
+            if wanted:
+                steps.clear(name)
+    last = write_losses if reduction.each else add_losses
+    steps.add_parts(last, parts=tokens if rows else 0, reduction=reduction._replace(each=False))
+    return steps.program(explain=wrong_label(problem, operator))
 
-        def add_logits(count: int, first: tuple[int, int]) -> None:
-            add_product(self, into, ProductSizes(count, classes, size), x, w, logits, first)
 
-        def add_gradient(count: int, first: tuple[int, int]) -> None:
-            slope = Matrix(logits.data, logits.step, 1)
-            add_product(self, back, ProductSizes(count, size, classes), slope, w_back, dx, first)
-
-        return add_logits, add_gradient
+linear_cross_entropy_loss = partial(_by_chunks, operator="linear_cross_entropy_loss")
+linear_cross_entropy_loss_and_grad = partial(_by_chunks, operator="linear_cross_entropy_loss_and_grad")

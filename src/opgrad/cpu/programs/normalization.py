@@ -1,7 +1,8 @@
 """The programs of layer and batch normalization: which kernels a shape asks for, and their working memory."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from opgrad.contract import DTYPES
@@ -36,22 +37,6 @@ CHANNEL_BYTES, FEW_CHANNELS = 1 << 19, 8
 # --- layer normalization -------------------------------------------------------------------------------------------
 
 
-def layer_normalization(problem: Problem) -> Program:
-    return _forward(problem, normalization.LAYER if problem["bias"] is not None else normalization.LAYER_NO_BIAS)
-
-
-def simplified_layer_normalization(problem: Problem) -> Program:
-    return _forward(problem, normalization.SIMPLIFIED)
-
-
-def layer_normalization_grad(problem: Problem) -> Program:
-    return _backward(problem, normalization.LAYER_GRADIENT)
-
-
-def simplified_layer_normalization_grad(problem: Problem) -> Program:
-    return _backward(problem, normalization.SIMPLIFIED_GRADIENT)
-
-
 def _sizes(problem: Problem) -> tuple[int, int]:
     """The number of rows and their length."""
     shape, axis = problem.specs["x"].shape, problem.attributes["axis"].start
@@ -79,7 +64,12 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     arguments = {"rows": rows, "n": n, "per_block": per_block, "blocks": blocks, "coefficients": None}
     arguments |= {"sums": Rows(steps.workspace.shared(blocks * 2 * step), step), **_statistics(problem)}
     if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * normalization.ROW_STRIP):
-        _add_split_rows(steps, kernels, rows, n, arguments)
+        per_row = ceil_div(n, BLOCK)  # threads share a row
+        partial_sums, coefficients = steps.workspace.shared(2 * rows * per_row), steps.workspace.shared(2 * rows)
+        arguments |= {"per_row": per_row, "partial": partial_sums, "coefficients": coefficients}
+        steps.add_parts(kernels.row_sums, rows * per_row, **arguments)
+        steps.add_parts(normalization.row_coefficients, **arguments)
+        steps.add(kernels.strips, blocks * ceil_div(n, normalization.ROW_STRIP), **arguments)
     else:
         steps.add(kernels.rows, blocks, **arguments)
     dbias = problem.operands.get("dbias")
@@ -87,16 +77,13 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     return steps.program()
 
 
-def _add_split_rows(
-    steps: ProgramSteps, kernels: GradientKernels, rows: int, n: int, arguments: Mapping[str, Any]
-) -> None:
-    """Add the steps for rows that threads share."""
-    per_row = ceil_div(n, BLOCK)
-    partial, coefficients = steps.workspace.shared(2 * rows * per_row), steps.workspace.shared(2 * rows)
-    arguments = {**arguments, "per_row": per_row, "partial": partial, "coefficients": coefficients}
-    steps.add_parts(kernels.row_sums, rows * per_row, **arguments)
-    steps.add_parts(normalization.row_coefficients, **arguments)
-    steps.add(kernels.strips, arguments["blocks"] * ceil_div(n, normalization.ROW_STRIP), **arguments)
+def layer_normalization(problem: Problem) -> Program:
+    return _forward(problem, normalization.LAYER if problem["bias"] is not None else normalization.LAYER_NO_BIAS)
+
+
+simplified_layer_normalization = partial(_forward, kernel=normalization.SIMPLIFIED)
+layer_normalization_grad = partial(_backward, kernels=normalization.LAYER_GRADIENT)
+simplified_layer_normalization_grad = partial(_backward, kernels=normalization.SIMPLIFIED_GRADIENT)
 
 
 # --- batch normalization -------------------------------------------------------------------------------------------
@@ -154,18 +141,15 @@ class _BatchSteps(ProgramSteps):
         self.arguments |= {"samples": samples, "channels": channels, "size": size}
         self.arguments["given"] = given(**{name: values.get(name) for name in given._fields})
         if self.is_short:
-            self._take_columns(samples, channels * size)
-
-    def _take_columns(self, samples: int, columns: int) -> None:
-        """Add what kernels by columns are given: sizes and memory."""
-        blocks, strips = ceil_div(samples, SAMPLES), ceil_div(columns, STRIP)
-        self.columns, self.units, self.joined = columns, blocks * strips, self._rows(2, columns)
-        wide: Any = self._rows(self.by_planes.numbers, columns)
-        numbers = [Rows(wide.data.moved(row * wide.step), 0) for row in range(self.by_planes.numbers)]
-        operands = (*(Rows(each, columns) for each in self.read), *numbers)
-        self.arguments |= {"operands": operands, "wide": wide, "joined": self.joined}
-        self.arguments |= {"shape": ColumnStrips(samples, columns, strips), "blocks": blocks}
-        self.arguments["partial"] = self._rows(2 * blocks, columns)
+            self.columns = columns = channels * size
+            blocks, strips = ceil_div(samples, SAMPLES), ceil_div(columns, STRIP)
+            self.units, self.joined = blocks * strips, self._rows(2, columns)
+            wide: Any = self._rows(by_planes.numbers, columns)
+            numbers = [Rows(wide.data.moved(row * wide.step), 0) for row in range(by_planes.numbers)]
+            operands = (*(Rows(each, columns) for each in self.read), *numbers)
+            self.arguments |= {"operands": operands, "wide": wide, "joined": self.joined}
+            self.arguments |= {"shape": ColumnStrips(samples, columns, strips), "blocks": blocks}
+            self.arguments["partial"] = self._rows(2 * blocks, columns)
 
     def _rows(self, count: int, n: int) -> Rows:
         """Working memory of so many rows of whole vectors."""
@@ -177,31 +161,29 @@ class _BatchSteps(ProgramSteps):
         self.add_parts(normalization.widen, **{**self.arguments, "table": table, "rows": rows})
 
     def by_channels(self) -> None:
-        """Add the steps for sums over each channel, for what follows from them, and for the elements."""
-        if self.planes.channels:
-            self._sums_of_columns() if self.is_short else self._sums_of_planes()
+        """Add the steps for sums over each channel, for what follows from them, and for the elements.
 
-    def _sums_of_planes(self) -> None:
-        """Channel by channel if the arrays of one that are read stay in the cache, otherwise step by step."""
-        kernels, planes = self.by_planes, self.planes
-        blocks = ceil_div(planes.samples * planes.tiles, planes.per_block)
-        sums = BlockSums(self.workspace.shared(2 * planes.channels * blocks), blocks, 2, 2 * blocks, 1, 1)
-        read_bytes = len(self.read) * self.elements * DTYPES[self.problem["x"].dtype].itemsize
-        if planes.channels >= FEW_CHANNELS and read_bytes <= CHANNEL_BYTES:
-            self.add(kernels.whole_channels, planes.channels, **self.arguments, sums=sums)
+        By planes channel by channel if the arrays of one that are read stay in the cache, otherwise step by step. By
+        columns the sums of a channel are those of its columns, which are joined as if they were one block.
+        """
+        planes, size = self.planes, self.planes.size
+        if not planes.channels:
             return
-        self.add(kernels.sum_blocks, planes.channels * blocks, **self.arguments, sums=sums)
-        self.add_parts(kernels.join_blocks, **self.arguments, sums=sums)
-        self.written()
-
-    def _sums_of_columns(self) -> None:
-        """The sums of a channel are those of its columns, which are joined as if they were one block."""
-        kernels, size = self.by_columns, self.planes.size
-        sums = BlockSums(self.joined.data, 1, 0, size, size, self.joined.step)
-        block = self.planes._replace(size=1, tiles=1, per_block=self.planes.samples)
-        self.add(kernels.sum_blocks, self.units, **self.arguments)
-        self.add_parts(kernels.join_blocks, self.columns, STRIP, **self.arguments)
-        self.add_parts(self.by_planes.join_blocks, **{**self.arguments, "planes": block, "sums": sums})
+        if self.is_short:
+            sums = BlockSums(self.joined.data, 1, 0, size, size, self.joined.step)
+            block = planes._replace(size=1, tiles=1, per_block=planes.samples)
+            self.add(self.by_columns.sum_blocks, self.units, **self.arguments)
+            self.add_parts(self.by_columns.join_blocks, self.columns, STRIP, **self.arguments)
+            self.add_parts(self.by_planes.join_blocks, **{**self.arguments, "planes": block, "sums": sums})
+        else:
+            blocks = ceil_div(planes.samples * planes.tiles, planes.per_block)
+            sums = BlockSums(self.workspace.shared(2 * planes.channels * blocks), blocks, 2, 2 * blocks, 1, 1)
+            read_bytes = len(self.read) * self.elements * DTYPES[self.problem["x"].dtype].itemsize
+            if planes.channels >= FEW_CHANNELS and read_bytes <= CHANNEL_BYTES:
+                self.add(self.by_planes.whole_channels, planes.channels, **self.arguments, sums=sums)
+                return
+            self.add(self.by_planes.sum_blocks, planes.channels * blocks, **self.arguments, sums=sums)
+            self.add_parts(self.by_planes.join_blocks, **self.arguments, sums=sums)
         self.written()
 
     def written(self) -> None:

@@ -179,13 +179,6 @@ def _along(axis: WindowAxis, padding: bool, tables: Tables) -> Along:
     return along(axis.size, axis.count, (element, window, _shares(axis, padding)[window]), tables)
 
 
-def _new_rows(axis: WindowAxis) -> Array:
-    """Whether the windows of each element differ from those of the element before."""
-    element, window = _windows(axis)
-    lists = [window[element == i].tobytes() for i in range(axis.size)]
-    return np.array([i == 0 or lists[i] != lists[i - 1] for i in range(axis.size)], np.int64)
-
-
 def average_pool_grad(problem: Problem) -> Program:
     """Windows side by side along a row are added as vectors; of others, a table names those of each element."""
     shape = problem.attributes["shape"]
@@ -204,7 +197,10 @@ def average_pool_grad(problem: Problem) -> Program:
     same, add_table = bool((shares == shares[:1]).all()), steps.tables.add
     row = wide.size, wide.count, wide.kernel, wide.dilation, wide.begin
     width = kernels.RowWindows(*row, add_table(shares, "float64"), same)
-    new_rows = add_table(_new_rows(high))
+    element, window = _windows(high)
+    lists = [window[element == i].tobytes() for i in range(high.size)]
+    # Whether the windows of each element differ from those of the element before.
+    new_rows = add_table(np.array([i == 0 or lists[i] != lists[i - 1] for i in range(high.size)], np.int64))
     steps.add(
         kernels.share_out, math.prod(shape[:-1]), depth=depth, height=height, width=width, new_rows=new_rows, **memory
     )

@@ -64,16 +64,6 @@ def add_product(
     steps.add_parts(kernel, units, sizes=sizes, a=a, b=b, c=c, **blocks, **memory)
 
 
-def _check_zeros(problem: Problem, operator: str, count: int, packed: bool) -> None:
-    """Raise ValueError unless there are so many zero points, or bytes of them."""
-    given, dtype = math.prod(problem.specs["zero_points"].shape), problem["zero_points"].dtype
-    if given != count:
-        what = "bytes of packed ones" if packed else "one for each block"
-        raise ValueError(f"{operator}: zero_points has {given} elements of {dtype}, expected {count}, {what}")
-    if packed and problem.attributes["column_block"] == 1:
-        raise ValueError(f"{operator}: zero_points is packed, expected floats, as column_block is 1")
-
-
 def weights_of(steps: ProductSteps, operator: str) -> Weights:
     """The quantized weights of a problem. Raises ValueError for zero points that do not fit."""
     problem, add_table = steps.problem, steps.tables.add
@@ -86,7 +76,13 @@ def weights_of(steps: ProductSteps, operator: str) -> Weights:
     if zeros:
         packed = zeros.dtype == "uint8" and bits < BYTE
         kind, row = (kernels.PACKED_ZEROS, sizes.zero_bytes) if packed else (kernels.WHOLE_ZEROS, sizes.blocks[1])
-        _check_zeros(problem, operator, math.prod(sizes.packed_zeros if packed else sizes.blocks), packed)
+        found = math.prod(problem.specs["zero_points"].shape)
+        count = math.prod(sizes.packed_zeros if packed else sizes.blocks)
+        if found != count:
+            what = "bytes of packed ones" if packed else "one for each block"
+            raise ValueError(f"{operator}: zero_points has {found} elements of {zeros.dtype}, expected {count}, {what}")
+        if packed and problem.attributes["column_block"] == 1:
+            raise ValueError(f"{operator}: zero_points is packed, expected floats, as column_block is 1")
     nothing = Address(add_table([0.0], steps.workspace.precision), steps.workspace.precision)
     groups: Any = given or Address(add_table([0], "int32"), "int32")
     zero_points = Zeros(zeros or nothing, kind, row, bits, problem.attributes["zero_point"])
