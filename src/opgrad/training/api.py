@@ -33,7 +33,6 @@ from opgrad.training.engine.training_graph import session_options as options_for
 from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import (
     BUFFER_SUFFIX,
-    Rule,
     check_parameters,
     read_rule,
     tensor_spec,
@@ -45,23 +44,6 @@ from opgrad.training.files.tensor_values import read_shared
 
 Property = int | float | str
 T = TypeVar("T")
-
-
-def _copy_into(target: np.ndarray, value: np.ndarray | onnxruntime.OrtValue, what: str) -> None:
-    """Copy a value of the same dtype and shape to the target.
-
-    what: the target's name, for messages.
-    Raises TypeError for another type or dtype, ValueError for another shape.
-    """
-    if isinstance(value, onnxruntime.OrtValue):
-        value = value.numpy()
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"{what} is {type(value).__name__}, expected a NumPy array of {target.dtype}")
-    if value.dtype != target.dtype:
-        raise TypeError(f"{what} is {value.dtype}, expected {target.dtype}")
-    if value.shape != target.shape:
-        raise ValueError(f"{what} has shape {value.shape}, expected {target.shape}")
-    np.copyto(target, value)
 
 
 class Parameter:
@@ -85,7 +67,16 @@ class Parameter:
     @data.setter
     def data(self, value: np.ndarray | onnxruntime.OrtValue) -> None:
         """Copy `value`, an array of the same dtype and shape. Raises TypeError, ValueError."""
-        _copy_into(self.data, value, f"Parameter {self._name!r}: the value")
+        target, what = self.data, f"Parameter {self._name!r}: the value"
+        if isinstance(value, onnxruntime.OrtValue):
+            value = value.numpy()
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"{what} is {type(value).__name__}, expected a NumPy array of {target.dtype}")
+        if value.dtype != target.dtype:
+            raise TypeError(f"{what} is {value.dtype}, expected {target.dtype}")
+        if value.shape != target.shape:
+            raise ValueError(f"{what} has shape {value.shape}, expected {target.shape}")
+        np.copyto(target, value)
 
     @property
     def grad(self) -> np.ndarray | None:
@@ -311,11 +302,7 @@ class Module:
             raise TypeError(f"{WHO}: state is {type(state).__name__}, expected CheckpointState")
         model, constants = read_shared(train_model_uri, WHO)
         self._eval_model: onnx.ModelProto | None = None
-        of_eval: dict[str, np.ndarray] = {}
-        if eval_model_uri is not None:
-            self._eval_model, of_eval = read_shared(eval_model_uri, WHO)
-            evaluating(self._eval_model)
-        self._constants = {**constants, **of_eval}
+        self._constants = constants
         options = options_for(get_num_threads()) if session_options is None else session_options
         self.training = True
         self._state, self._memory = state, state._memory
@@ -325,9 +312,17 @@ class Module:
         compute_in_float32(model, {*memory.parameters, *written_inputs(model.graph)})
         self._graph = open_training(model, gradients, memory, constants, options, what, fuse)
         self._eval_graph = None
-        if self._eval_model is not None and eval_model_uri is not None:
-            fixed = {**memory.parameters, **memory.frozen, **of_eval}
-            self._eval_graph = _open_eval(self._eval_model, fixed, options, f"{WHO}: {name_of(eval_model_uri)}")
+        if eval_model_uri is not None:
+            self._eval_model, of_eval = read_shared(eval_model_uri, WHO)
+            evaluating(self._eval_model)
+            self._constants = {**constants, **of_eval}
+            evaluated, fixed = copied(self._eval_model), {**memory.parameters, **memory.frozen, **of_eval}
+            compute_in_float32(evaluated, {name for name, each in fixed.items() if each.dtype == np.float32})
+            use_internal_losses(evaluated)
+            inputs = [declared(value) for value in evaluated.graph.input if value.name not in fixed]
+            outputs = [declared(value) for value in evaluated.graph.output]
+            what = f"{WHO}: {name_of(eval_model_uri)}"
+            self._eval_graph = open_bound(evaluated, options, what, inputs, outputs, fixed, {})
         held = memory.parameters.keys() | memory.frozen.keys()
         self._order = [value.name for value in model.graph.input if value.name in held]
         self._norm: GradientNorm | None = None
@@ -565,18 +560,6 @@ def _fixed(shape: Sequence[int | str]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else 0 for size in shape)
 
 
-def _open_eval(
-    model: onnx.ModelProto, fixed: Mapping[str, np.ndarray], options: onnxruntime.SessionOptions, what: str
-) -> BoundGraph:
-    """The graph that evaluates; what is float32 of its fixed values makes the nodes in halves compute so."""
-    evaluated = copied(model)
-    compute_in_float32(evaluated, {name for name, each in fixed.items() if each.dtype == np.float32})
-    use_internal_losses(evaluated)
-    inputs = [declared(value) for value in evaluated.graph.input if value.name not in fixed]
-    outputs = [declared(value) for value in evaluated.graph.output]
-    return open_bound(evaluated, options, what, inputs, outputs, fixed, {})
-
-
 def _value(value: Any, spec: TensorSpec) -> Value:
     """An input of a call as an array or OrtValue; lists and numbers get the dtype that the graph declares."""
     if isinstance(value, np.ndarray | onnxruntime.OrtValue):
@@ -610,7 +593,13 @@ class Optimizer:
             raise TypeError(f"Optimizer: module is {type(module).__name__}, expected Module")
         rule = read_rule(read_model(optimizer_uri, "Optimizer"))
         self._module, self._memory = module, module._state._memory
-        self._update = _optimizer(self._memory, rule)
+        memory = self._memory
+        if memory.optimizer is not None and memory.optimizer.rule == rule:
+            self._update: SGD | AdamW = memory.optimizer
+        else:
+            group = memory.group()
+            rate = LEARNING_RATE if group is None else group.learning_rate
+            self._update = memory.start(rule, float(np.float32(rate)), group)
 
     def step(self) -> None:
         """Change the parameters by one step along their gradients, which stay as they are unless they are clipped.
@@ -636,15 +625,6 @@ class Optimizer:
         return self._update.learning_rate
 
 
-def _optimizer(memory: TrainingMemory, rule: Rule) -> SGD | AdamW:
-    """The present optimizer if it has this rule, else a new one that goes on from its state or the checkpoint's."""
-    if memory.optimizer is not None and memory.optimizer.rule == rule:
-        return memory.optimizer
-    group = memory.group()
-    rate = LEARNING_RATE if group is None else group.learning_rate
-    return memory.start(rule, float(np.float32(rate)), group)
-
-
 class LinearLRScheduler:
     """Sets an optimizer's learning rate as a function of its step count t.
 
@@ -665,14 +645,12 @@ class LinearLRScheduler:
 
     def step(self) -> None:
         """Set the learning rate for the optimizer's next step; to be called after each of its steps."""
-        self._optimizer.set_learning_rate(self._initial * self._factor(self._optimizer._update.steps))
-
-    def _factor(self, step: int) -> float:
+        step, factor = self._optimizer._update.steps, 0.0
         if step < self._warmup:
-            return step / self._warmup
-        if step >= self._total:
-            return 0.0
-        return (self._total - step) / (self._total - self._warmup)
+            factor = step / self._warmup
+        elif step < self._total:
+            factor = (self._total - step) / (self._total - self._warmup)
+        self._optimizer.set_learning_rate(self._initial * factor)
 
 
 __all__ = ["CheckpointState", "LinearLRScheduler", "Module", "Optimizer", "Parameter"]

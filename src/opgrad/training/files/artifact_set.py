@@ -230,30 +230,30 @@ def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> 
     part = _LossPart(model, loss)
     node = next((each for each in part.nodes if each.op_type in LOSSES and len(each.input) > 1), None)
     if node is None:
-        return _without_classes(part, inputs)
+        label = inputs[-1] if len(inputs) > 1 else None
+        scores = find_scores(part.graph, inputs, label) if label is not None else None
+        if scores is None or label is None:
+            return Objective(None, label, None, None, False, part.own(label) or (part.loss,))
+        axes = [len(part.graph.sizes(name) or ()) for name in (scores, label)]
+        classes = part.graph.element_type(label) not in (None, *FLOATS) and axes[0] == axes[1] + 1
+        outputs = part.exported(scores, label, inside=False)
+        return Objective(scores, label, label if classes else None, None, True, outputs)
     scores, labels = node.input[0], node.input[1]
     origin = part.origins(labels, MOVING)[-1]
     label = origin if origin in inputs and origin not in part.before(scores) else None
+    given = attributes_of(node).get("ignore_index")
+    ignored = given if isinstance(given, int) else None
+    if ignored is None and len(node.input) > 3:
+        value = next((numpy_helper.to_array(t) for t in model.graph.initializer if t.name == node.input[3]), None)
+        ignored = int(value.item()) if value is not None and value.size == 1 else None
     return Objective(
         scores=scores,
         label=label,
         classes=labels,
-        ignored=_ignored(model.graph, node),
+        ignored=ignored,
         every=label is not None and part.origins(labels, RESHAPING)[-1] == label,
         outputs=part.exported(scores, label, inside=labels not in inputs),
     )
-
-
-def _without_classes(part: "_LossPart", inputs: Sequence[str]) -> Objective:
-    """The objective of a graph without a cross-entropy node."""
-    label = inputs[-1] if len(inputs) > 1 else None
-    scores = find_scores(part.graph, inputs, label) if label is not None else None
-    if scores is None or label is None:
-        return Objective(None, label, None, None, False, part.own(label) or (part.loss,))
-    axes = [len(part.graph.sizes(name) or ()) for name in (scores, label)]
-    classes = part.graph.element_type(label) not in (None, *FLOATS) and axes[0] == axes[1] + 1
-    outputs = part.exported(scores, label, inside=False)
-    return Objective(scores, label, label if classes else None, None, True, outputs)
 
 
 class _LossPart:
@@ -282,11 +282,6 @@ class _LossPart:
         names = [name for name in model_outputs(self.graph.model) if name in self._producers and name != self.loss]
         return tuple(name for name in names if label not in self.before(name))
 
-    def _follow(self, scores: str, own: Collection[str], label: str | None) -> bool:
-        """Whether scores can be computed from outputs that the model had, with the label and no other input."""
-        read = read_by(needed(list(self.graph.nodes()), [scores], set(own)))
-        return read.intersection(each.name for each in self.graph.graph.input) <= {label}
-
     def exported(self, scores: str, label: str | None, inside: bool) -> tuple[str, ...]:
         """The outputs of an exported model: one that holds the scores, or else those that the model had.
 
@@ -294,21 +289,18 @@ class _LossPart:
         """
         own = self.own(label)
         known = {*own, *self.graph.outputs}
-        given = self._given(scores)
+        given, seen = scores, {""}  # the tensor that was passed to an appended loss, by the names inside of it
+        while given not in seen and OF_A_LOSS.fullmatch(given) and given in self._producers:
+            seen.add(given)
+            given = next(iter(self._producers[given].input), "")
         origins = [name for name in self.origins(given, MOVING) if name in self._producers]
         if found := [name for name in origins if name in known]:
             return (found[0],)
-        if own and not self._follow(given, own, label):
-            return (given,)  # such as what a softmax at the end takes
-        return own or (origins[-1] if inside and origins and given == scores else given,)
-
-    def _given(self, name: str) -> str:
-        """The tensor that was passed to an appended loss, found from a tensor inside the loss by the names there."""
-        seen = {""}
-        while name not in seen and OF_A_LOSS.fullmatch(name) and name in self._producers:
-            seen.add(name)
-            name = next(iter(self._producers[name].input), "")
-        return name
+        if own:
+            read = read_by(needed(list(self.graph.nodes()), [given], set(own)))
+            follows = read.intersection(each.name for each in self.graph.graph.input) <= {label}
+            return own if follows else (given,)  # such as what a softmax at the end takes
+        return (origins[-1] if inside and origins and given == scores else given,)
 
 
 def find_scores(forward: Graph, inputs: Sequence[str], label: str) -> str | None:
@@ -341,15 +333,6 @@ def _behind(graph: onnx.GraphProto, names: Collection[str]) -> set[str]:
         if found.intersection(captured(node)):
             found.update(node.output)
     return found
-
-
-def _ignored(graph: onnx.GraphProto, node: onnx.NodeProto) -> int | None:
-    """The label that a cross-entropy node ignores, from its attribute or its fourth input."""
-    if isinstance(given := attributes_of(node).get("ignore_index"), int):
-        return given
-    name = node.input[3] if len(node.input) > 3 else ""
-    value = next((numpy_helper.to_array(each) for each in graph.initializer if name and each.name == name), None)
-    return int(value.item()) if value is not None and value.size == 1 else None
 
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")

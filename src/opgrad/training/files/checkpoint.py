@@ -198,22 +198,20 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
         raise FileNotFoundError(f"read_checkpoint: there is no file {path}")
     try:
         content, root, outside = read_files(path)
-        return of_weights(weights.decode(content)) if root is None else _checkpoint(root, outside)
+        if root is not None:
+            return _checkpoint(root, outside)
+        held = weights.decode(content)  # moments of optimizers that only exported steps have are lost
+        moments = held.moments if held.optimizer == "adamw" else {}
+        if held.optimizer == "sgd":  # onnxruntime-training wants a moment for SGD, too; see `Trainer.checkpoint`
+            moments = {name: {"momentum0": np.zeros_like(each)} for name, each in held.trainable.items()}
+        groups = {"group0": OptimizerGroup(held.step, held.learning_rate, moments)} if moments else {}
+        return Checkpoint(held.trainable, held.statistics, groups)
     except checkpoint_tables.Damaged as damage:
         raise ValueError(f"read_checkpoint: {path} {damage}") from None
     except NoFile as error:
         raise ValueError(f"read_checkpoint: {error}") from None
     except FileNotFoundError as error:
         raise FileNotFoundError(f"read_checkpoint: {error}") from None
-
-
-def of_weights(held: weights.Weights) -> Checkpoint:
-    """A checkpoint with the content of a weights file; moments of optimizers that only exported steps have are lost."""
-    moments = held.moments if held.optimizer == "adamw" else {}
-    if held.optimizer == "sgd":  # onnxruntime-training wants a moment for SGD, too; see `Trainer.checkpoint`
-        moments = {name: {"momentum0": np.zeros_like(each)} for name, each in held.trainable.items()}
-    groups = {"group0": OptimizerGroup(held.step, held.learning_rate, moments)} if moments else {}
-    return Checkpoint(held.trainable, held.statistics, groups)
 
 
 def _checkpoint(root: checkpoint_tables.Values, outside: memoryview) -> Checkpoint:
@@ -244,7 +242,15 @@ def _array(tensor: checkpoint_tables.Values, outside: memoryview, nominal: bool)
     if nominal:
         return np.frombuffer(b"", dtype)
     if content is None:
-        content = _outside(tensor, outside)
+        start, count = tensor["offset"], checkpoint_tables.nbytes(tensor)
+        if start < 0:
+            raise checkpoint_tables.Damaged(f"is damaged, {name!r} has no values")
+        if start + count > len(outside):
+            last = f"{start} to {start + count}"
+            raise checkpoint_tables.Damaged(
+                f"has {name!r} at bytes {last} of the file beside it, which has {len(outside)} bytes"
+            )
+        content = mapped_files.array(outside, np.dtype(np.uint8), count, start)
     if checkpoint_tables.nbytes(tensor) != content.size:
         raise checkpoint_tables.Damaged(f"is damaged, {name!r} has shape {dims} and {content.size} bytes of {dtype}")
     if dtype == np.bool_ and content.max(initial=0) > 1:
@@ -258,18 +264,6 @@ def _array(tensor: checkpoint_tables.Values, outside: memoryview, nominal: bool)
         array = array.copy()
         array.flags.writeable = False
     return array
-
-
-def _outside(tensor: checkpoint_tables.Values, outside: memoryview) -> np.ndarray:
-    name, start, count = tensor["name"], tensor["offset"], checkpoint_tables.nbytes(tensor)
-    if start < 0:
-        raise checkpoint_tables.Damaged(f"is damaged, {name!r} has no values")
-    if start + count > len(outside):
-        last = f"{start} to {start + count}"
-        raise checkpoint_tables.Damaged(
-            f"has {name!r} at bytes {last} of the file beside it, which has {len(outside)} bytes"
-        )
-    return mapped_files.array(outside, np.dtype(np.uint8), count, start)
 
 
 def _unique(items: Iterable[tuple[str, T]]) -> dict[str, T]:

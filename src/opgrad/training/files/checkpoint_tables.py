@@ -207,13 +207,18 @@ class _Reader:
         self.spend(4)
         places = position - self.number(number_types.SOffsetTFlags, position)
         size = self.number(number_types.VOffsetTFlags, places)
-        values = {}
+        values: Values = {}
         for name, field in layout.items():
             entry = 4 + 2 * field.index
             offset = self.number(number_types.VOffsetTFlags, places + entry) if entry + 2 <= size else 0
             if field.required and not offset:
                 raise _Wrong(f"the table at byte {position} lacks its {name}")
-            values[name] = self.value(position + offset, field.kind) if offset else _absent(field)
+            if offset:
+                values[name] = self.value(position + offset, field.kind)
+            elif field.kind in NUMBERS:
+                values[name] = field.kind.py_type(field.default)
+            else:
+                values[name] = [] if isinstance(field.kind, list) else None
         return values
 
     def value(self, position: int, kind: Any) -> Any:
@@ -264,12 +269,6 @@ class _Reader:
         self.left -= count
         if self.left < 0:
             raise _Wrong("it refers to the same bytes several times")
-
-
-def _absent(field: Field) -> Any:
-    if field.kind in NUMBERS:
-        return field.kind.py_type(field.default)
-    return [] if isinstance(field.kind, list) else None
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

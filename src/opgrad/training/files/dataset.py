@@ -51,17 +51,9 @@ def located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int |
     A single number, and an input of one row beside data and labels of more, are the same for all examples.
     Raises ValueError without inputs, NotImplementedError where no axis can be that of the examples.
     """
-    shared = _same_for_all(inputs)
-    each, rows = _located([spec for spec in inputs if spec not in shared])
-    places = {spec.name: spec for spec in (*each, *(replace(spec, axis=None) for spec in shared))}
-    return tuple(places[spec.name] for spec in inputs), rows
-
-
-def _same_for_all(inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The inputs that are the same for all examples."""
     rows = [spec for spec in inputs if spec.shape and spec.shape[0] != 1]
     firsts = {spec.shape[0] for spec in rows}
-    return [
+    shared = [
         spec
         for spec in inputs
         if not spec.shape
@@ -71,18 +63,22 @@ def _same_for_all(inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
             and not any(size in firsts or _is_batch(size) for size in spec.shape[1:])
         )
     ]
-
-
-def _located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int | None]:
-    """`located` for inputs that all have rows of their own for each example."""
-    if not inputs:
+    own = [spec for spec in inputs if spec not in shared]
+    if not own:
         raise ValueError(f"{WHO}: the training graph has no inputs beside the parameters, expected data")
-    common = _common(inputs)
-    placed = tuple(replace(spec, axis=spec.shape.index(common) if common in spec.shape else 0) for spec in inputs)
-    fixed = sorted({spec.rows for spec in placed if isinstance(spec.rows, int)})
-    if not _multiples(fixed) or (len(fixed) > 1 and any(spec.axis for spec in placed)):
+    common = _common(own)
+    own = [replace(spec, axis=spec.shape.index(common) if common in spec.shape else 0) for spec in own]
+    fixed = sorted({spec.rows for spec in own if isinstance(spec.rows, int)})
+    if not _multiples(fixed) or (len(fixed) > 1 and any(spec.axis for spec in own)):
         raise NotImplementedError(f"{WHO}: the inputs have {fixed} rows, expected one number of them")
-    return tuple(_varying(spec, fixed[0]) if fixed else spec for spec in placed), fixed[0] if fixed else None
+    found = {spec.name: replace(spec, axis=None) for spec in shared}
+    for spec in own:
+        shape, axis = list(spec.shape), spec.axis or 0
+        if fixed:  # for any number of rows
+            times = spec.rows // fixed[0] if isinstance(spec.rows, int) and spec.rows > fixed[0] else 1
+            shape[axis] = ROWS if times == 1 else f"{times}*{ROWS}"
+        found[spec.name] = replace(spec, shape=tuple(shape))
+    return tuple(found[spec.name] for spec in inputs), fixed[0] if fixed else None
 
 
 def _multiples(numbers: Sequence[int]) -> bool:
@@ -90,47 +86,27 @@ def _multiples(numbers: Sequence[int]) -> bool:
     return len(numbers) < 2 or (numbers[0] > 0 and all(each % numbers[0] == 0 for each in numbers))
 
 
-def _varying(spec: TensorSpec, least: int) -> TensorSpec:
-    """The same input, but for any number of rows."""
-    times = spec.rows // least if isinstance(spec.rows, int) and spec.rows > least else 1
-    size, axis = ROWS if times == 1 else f"{times}*{ROWS}", spec.axis or 0
-    return replace(spec, shape=(*spec.shape[:axis], size, *spec.shape[axis + 1 :]))
-
-
 def _common(inputs: Sequence[TensorSpec]) -> int | str | None:
     """The size of the axis of the examples, where that is not the first of every input."""
-    shared = [size for size, count in _counted(inputs).items() if count > 1 or _is_batch(size)]
-    if not _contradicts(inputs, shared) and not _named(inputs, shared):
+    # For each size the number of inputs in which it stands exactly once; a size of 1 says nothing.
+    counts = Counter(size for spec in inputs for size in set(spec.shape) if spec.shape.count(size) == 1 and size != 1)
+    shared = [size for size, count in counts.items() if count > 1 or _is_batch(size)]
+    firsts = {spec.shape[0] for spec in inputs}
+    elsewhere = any(size in spec.shape[1:] for size in firsts for spec in inputs if size in shared)
+    numbers = sorted(each for each in firsts if isinstance(each, int))
+    contradicted = len(firsts) > 1 and (elsewhere or not _multiples(numbers))
+    named_elsewhere = any(map(_is_batch, shared)) and not any(map(_is_batch, firsts))
+    if not contradicted and not named_elsewhere:
         return None
-    everywhere = [size for size in shared if all(size in spec.shape or _alone(spec, shared) for spec in inputs)]
+    # Labels for the tokens of all examples have a size that no other input has.
+    others = [spec.shape for spec in inputs if len(spec.shape) > 1 or spec.shape[0] in shared]
+    everywhere = [size for size in shared if all(size in shape for shape in others)]
     names = [size for size in everywhere if isinstance(size, str)]
     return next(iter([*filter(_is_batch, names), *names, *everywhere]), None)
 
 
-def _counted(inputs: Iterable[TensorSpec]) -> Mapping[int | str, int]:
-    """For each size the number of inputs in which it stands exactly once; a size of 1 says nothing and is left out."""
-    return Counter(size for spec in inputs for size in set(spec.shape) if spec.shape.count(size) == 1 and size != 1)
-
-
-def _contradicts(inputs: Sequence[TensorSpec], shared: Sequence[int | str]) -> bool:
-    """Whether the first axes cannot all be those of the examples."""
-    firsts = {spec.shape[0] for spec in inputs}
-    elsewhere = any(size in spec.shape[1:] for size in firsts for spec in inputs if size in shared)
-    return len(firsts) > 1 and (elsewhere or not _multiples(sorted(each for each in firsts if isinstance(each, int))))
-
-
-def _named(inputs: Sequence[TensorSpec], shared: Sequence[int | str]) -> bool:
-    """Whether some axis has a name such as "batch", but no first axis has one."""
-    return any(map(_is_batch, shared)) and not any(_is_batch(spec.shape[0]) for spec in inputs)
-
-
 def _is_batch(size: int | str) -> bool:
     return isinstance(size, str) and ("batch" in size.lower() or size in ("N", "B"))
-
-
-def _alone(spec: TensorSpec, shared: Sequence[int | str]) -> bool:
-    """Whether no other input has the sizes of this one; labels for the tokens of all examples are an example."""
-    return len(spec.shape) == 1 and spec.shape[0] not in shared
 
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -148,8 +124,19 @@ def array_names(path: Path) -> list[str]:
 def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Some of the arrays in an .npz file."""
     with _archive(path) as archive:
-        members = _members(archive, path)
-        return {name: _read_member(archive, members[name], f"{path}: {name}") for name in names}
+        members, found = _members(archive, path), {}
+        for name in names:
+            info, what = members[name], f"{path}: {name}"
+            if info.file_size > MOST_EXPANDED * max(info.compress_size, 1):
+                size = f"{info.file_size} bytes in {info.compress_size}"
+                raise ValueError(f"{what} claims {size}, more than can be packed there")
+            try:
+                file = archive.open(info)
+            except Exception as error:  # encrypted, packed in an unknown way, or damaged
+                raise ValueError(f"{what} cannot be unpacked: {_reason(error)}") from None
+            with file:
+                found[name] = _read_array(file, info.file_size, what)
+        return found
 
 
 def read_npy(path: Path) -> np.ndarray:
@@ -178,17 +165,6 @@ def _members(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]
         if not info.filename.endswith("/"):
             found[name] = info
     return found
-
-
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> np.ndarray:
-    if info.file_size > MOST_EXPANDED * max(info.compress_size, 1):
-        raise ValueError(f"{what} claims {info.file_size} bytes in {info.compress_size}, more than can be packed there")
-    try:
-        file = archive.open(info)
-    except Exception as error:  # encrypted, packed in an unknown way, or damaged
-        raise ValueError(f"{what} cannot be unpacked: {_reason(error)}") from None
-    with file:
-        return _read_array(file, info.file_size, what)
 
 
 def _read_array(file: IO[bytes], size: int, what: str) -> np.ndarray:
@@ -516,24 +492,19 @@ def _dataset(
     result = Dataset(fitting, {spec.name: spec.axis for spec in inputs if spec.axis != 0})
     own = [spec for spec in inputs if spec.axis is not None]
     for spec in own:
-        _check_rows(result, spec, own[0], origin)
+        rows = result.arrays[spec.name].shape[spec.axis or 0]
+        if rows == result.rows:
+            continue
+        if spec.rows == own[0].rows or not result.rows or rows % result.rows or not rows:
+            raise ValueError(f"{origin}: {spec.name} has {rows} rows, expected {result.rows}")
+        if axes := {name: axis for name, axis in result.axes.items() if axis is not None}:
+            place = f"along axis {max(axes.values())} of {max(axes, key=lambda name: axes[name])}"
+            raise NotImplementedError(
+                f"{origin}: {spec.name} has {rows} rows and the examples lie {place}, expected {result.rows}"
+            )
     if not result.rows:
         raise ValueError(f"{origin}: it has no rows, expected at least one")
     return result
-
-
-def _check_rows(data: Dataset, spec: TensorSpec, first: TensorSpec, origin: str) -> None:
-    """Raise ValueError unless an array has as many rows as the first, or several for each of them."""
-    rows = data.arrays[spec.name].shape[spec.axis or 0]
-    if rows == data.rows:
-        return
-    if spec.rows == first.rows or not data.rows or rows % data.rows or not rows:
-        raise ValueError(f"{origin}: {spec.name} has {rows} rows, expected {data.rows}")
-    if axes := {name: axis for name, axis in data.axes.items() if axis is not None}:
-        place = f"along axis {max(axes.values())} of {max(axes, key=lambda name: axes[name])}"
-        raise NotImplementedError(
-            f"{origin}: {spec.name} has {rows} rows and the examples lie {place}, expected {data.rows}"
-        )
 
 
 def _fit(array: np.ndarray, spec: TensorSpec, divisor: float, origin: str) -> np.ndarray:

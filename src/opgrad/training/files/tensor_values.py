@@ -26,8 +26,6 @@ HUGE = 1 << 20  # bytes; larger tensors are taken out of a model as soon as it i
 SHARED_FROM = 1 << 26
 APART = "opgrad:apart"  # the file name in the external_data of a placeholder
 
-BYTE = 8
-
 Held: TypeAlias = TensorProto | np.ndarray
 """A tensor's values, apart from their model."""
 
@@ -74,9 +72,21 @@ def taken_apart(model: onnx.ModelProto, path: Path, who: str) -> dict[str, Held]
     apart = dict[str, Held]()
     with naming_outside(path, who):
         for tensor in model.graph.initializer:
-            if uses_external_data(tensor) and (found := _mapped(tensor, path.parent)) is not None:
-                apart[tensor.name] = found
-                tensor.CopyFrom(placeholder(tensor.name, tensor))
+            if not uses_external_data(tensor):
+                continue
+            place, kind = place_of(tensor, path.parent), _dtype(tensor)
+            if kind is None or nbytes_of(tensor) <= HUGE:
+                continue
+            file, start, count = path.parent / place.location, place.offset or 0, nbytes_of(tensor)
+            if place.length not in (None, count):
+                raise ValueError(f"{tensor.name!r} of {count} bytes is said to have {place.length}")
+            if start + count > file.stat().st_size:
+                raise ValueError(f"{place.location} has {file.stat().st_size} bytes, expected at least {start + count}")
+            content = mapped_files.content(file, shared=True, follow=False)
+            found = mapped_files.array(content, kind.newbyteorder("<"), count // kind.itemsize, start)
+            found = found if found.flags.aligned else np.array(found)
+            apart[tensor.name] = found if tensor.data_type in FEW_BITS else found.reshape(tuple(tensor.dims))
+            tensor.CopyFrom(placeholder(tensor.name, tensor))
     read_outside(model, path, who, is_placeholder)
     return apart
 
@@ -106,23 +116,6 @@ def inputs_of_all(model: onnx.ModelProto, values: Mapping[str, Held]) -> tuple[o
     return with_inputs(model), {name: array_of(values[name]) for name in held}
 
 
-def _mapped(tensor: TensorProto, folder: Path) -> np.ndarray | None:
-    """The mapped values of a huge tensor in another file; None for other tensors."""
-    place, kind = place_of(tensor, folder), _dtype(tensor)
-    file = folder / place.location
-    if kind is None or nbytes_of(tensor) <= HUGE:
-        return None
-    start, count = place.offset or 0, nbytes_of(tensor)
-    if place.length not in (None, count):
-        raise ValueError(f"{tensor.name!r} of {count} bytes is said to have {place.length}")
-    if start + count > file.stat().st_size:
-        raise ValueError(f"{place.location} has {file.stat().st_size} bytes, expected at least {start + count}")
-    content = mapped_files.content(file, shared=True, follow=False)
-    found = mapped_files.array(content, kind.newbyteorder("<"), count // kind.itemsize, start)
-    found = found if found.flags.aligned else np.array(found)
-    return found if tensor.data_type in FEW_BITS else found.reshape(tuple(tensor.dims))
-
-
 def _is_large(tensor: TensorProto) -> bool:
     return is_large(tensor) and _dtype(tensor) is not None
 
@@ -139,7 +132,7 @@ def nbytes_of(held: Held) -> int:
     if isinstance(held, np.ndarray):
         return held.nbytes
     if held.data_type in FEW_BITS:
-        return -(-size_of(held) * FEW_BITS[held.data_type] // BYTE)
+        return -(-size_of(held) * FEW_BITS[held.data_type] // 8)
     return size_of(held) * checkpoint_tables.ELEMENT_TYPES[held.data_type].itemsize
 
 

@@ -5,7 +5,7 @@ import inspect
 import io
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -48,34 +48,23 @@ from opgrad.training.make.blocks import (
 from opgrad.training.make.checks import listed, quantity, refused_inputs, refused_types
 from opgrad.training.make.forms import cut_maps, cut_note
 from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
-from opgrad.training.make.selection import Candidates, Selection, part_statistics, select, torn_note, untie
+from opgrad.training.make.selection import Candidates, Selection, part_statistics, select, torn_note
+from opgrad.training.make.selection import untie as copy_shared
 from opgrad.training.make.trainability import softmax_before_loss
 
+__all__ = ["Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
+
+MOST_SHARED = 4  # tensors that a note describes
+logger = logging.getLogger(__name__)
 WHO = "generate_artifacts"
 ORDER = ("training_model", "eval_model", "weights", "checkpoint", "nominal_checkpoint", "optimizer_model")
 # If the large tensors that are no parameters have so many bytes in all, they are written once, into their own file.
 OUTSIDE_FROM = 1 << 20
-Names = str | Iterable[str] | None
-
-
-@dataclass(frozen=True)
-class ArtifactRequest:
-    """The checked arguments of `generate_artifacts`."""
-
-    requires_grad: Names
-    frozen_params: Names
-    loss: Block | None
-    loss_inputs: Sequence[str] | None
-    outputs: Sequence[str]
-    batch_norm: str
-    checkpoint_segments: int | Sequence[str] | None = None
-    precision: str = FLOAT32
-    untie: bool = False
 
 
 @dataclass(frozen=True)
 class Made:
-    """The models that were made of a request. cut: see `cut_maps`."""
+    """The models of `generate_artifacts`. cut: see `cut_maps`."""
 
     models: TrainingModels
     optimizer: onnx.ModelProto | None
@@ -94,78 +83,6 @@ def names_in(what: str, given: Iterable[str]) -> list[str]:
     if isinstance(given, str) or not all(isinstance(name, str) for name in names):
         raise ArgumentTypeError(what, f"is {given!r}, expected a list of names")
     return names
-
-
-def _chosen(request: ArtifactRequest, accessor: ModelAccessor, cut: Mapping[str, str]) -> tuple[list[str], Selection]:
-    """Bring a model into the form for training, append the loss, and choose the parameters.
-
-    cut: see `cut_maps`; without names of its inputs, the loss takes the tensors in the places of maps alone.
-    Returns the outputs of the training model, the loss first, and the choice.
-    """
-    model, names = accessor.model, request.loss_inputs
-    if request.batch_norm == "train":
-        forms.train(model, WHO)
-    elif request.batch_norm == "freeze":
-        conversion.freeze(model, list(conversion.batch_norms(model)))
-    if names is None:
-        names = list(dict.fromkeys(cut.values())) or [each.name for each in model.graph.output]
-    (untie if request.untie else part_statistics)(model, accessor.apart)
-    candidates = Candidates(model, accessor.apart)
-    outputs = list(names) if request.loss is None else _called(request.loss, names)
-    selection = select(accessor.graph(), outputs[0], request.requires_grad, request.frozen_params, WHO, candidates)
-    if request.batch_norm == "model":  # statistics in frozen_params stay as they are
-        held, opset = set(selection.held), opset_of(model)
-        nodes = [node for node in conversion.batch_norms(model) if conversion.trains(node, opset)]
-        conversion.freeze(model, [node for node in nodes if held.issuperset(node.input[3:5])])
-    return [*outputs, *request.outputs], selection
-
-
-def _called(loss: Block, names: Sequence[str]) -> list[str]:
-    """The results of a loss block for these values. Raises ArgumentError if it takes another number of values."""
-    kind = type(loss).__name__
-    try:
-        inspect.signature(loss.build).bind(*names)
-    except TypeError as error:
-        text = f"says what the loss takes: {kind} cannot take {listed(names)}: {error}"
-        raise ArgumentError("loss_input_names", text) from None
-    return names_of(loss(*names), kind)
-
-
-def make(model: onnx.ModelProto | str | os.PathLike[str], request: ArtifactRequest, optimizer: Block | None) -> Made:
-    """The models of a request."""
-    own, apart = _own(model)
-    if refusal := refused_inputs(own.graph):
-        raise ValueError(f"{WHO}: {refusal}")
-    cut = cut_maps(own)
-    forms.normalize(own, WHO)
-    had, accessor = [each.name for each in own.graph.output], ModelAccessor(own, apart=apart)
-    with building(accessor):
-        outputs, selection = _chosen(request, accessor, cut)
-    models = training_models(
-        own,
-        outputs,
-        selection.trainable,
-        selection.frozen,
-        WHO,
-        request.checkpoint_segments,
-        apart,
-        request.precision,
-        accessor.graph(),
-    )
-    note_outputs(models.evaluation, had)
-    if optimizer is None:
-        return Made(models, None, selection, cut)
-    if not models.trainable:
-        raise ArgumentError(
-            "requires_grad",
-            f"has {listed(selection.trainable)}, inputs of the model: parameters are initializers, expected one at "
-            "least for the optimizer; give the model values for these inputs",
-        )
-    opset = opset_of(models.evaluation)
-    with building(ModelAccessor(empty_model(opset), drawn=accessor.drawn)) as empty:
-        optimizer((models.trainable, models.frozen) if apart else models.parameters)
-    changing = optimizer.to_model_proto() if isinstance(optimizer, ForwardBlock) else empty.model
-    return Made(models, changing, selection, cut)
 
 
 def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, dict[str, Held]]:
@@ -280,12 +197,6 @@ def convert(path: Path, library: str | None) -> None:
         ) from None
 
 
-__all__ = ["Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
-
-MOST_SHARED = 4  # tensors that a note describes
-logger = logging.getLogger(__name__)
-
-
 class LossType(Enum):
     """Losses with their default arguments; those of `onnxblock.loss` take arguments."""
 
@@ -395,7 +306,12 @@ def generate_artifacts(
     NotImplementedError, which names all nodes that have no gradient.
     """
     library = None if custom_op_library is None else library_file(custom_op_library)
-    files = Files(_folder(artifact_directory), _prefix(prefix), bool(nominal_checkpoint), bool(ort_format), library)
+    folder = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{WHO}: there is no folder {folder}")
+    if not isinstance(prefix, str) or Path(prefix + "checkpoint").name != prefix + "checkpoint":
+        raise ArgumentError("prefix", f"is {prefix!r}, expected the beginning of file names, without folders")
+    files = Files(folder, prefix, bool(nominal_checkpoint), bool(ort_format), library)
     files.check()
     made = models_of(
         model, requires_grad, frozen_params, loss, optimizer, additional_output_names, loss_input_names,
@@ -418,13 +334,63 @@ def models_of(
     precision: str = FLOAT32, untie: bool = False,
 ) -> Made:  # fmt: skip
     """The models that `generate_artifacts` writes, of the same arguments, in memory."""
-    request = ArtifactRequest(
-        requires_grad, frozen_params, _block("loss", loss, LossType, losses),
-        None if loss_input_names is None else names_in("loss_input_names", loss_input_names),
-        names_in("additional_output_names", additional_output_names or ()), _batch_norm(batch_norm).value,
-        checkpoint_segments, precision, bool(untie),
+    loss, optimizer = _block("loss", loss, LossType, losses), _block("optimizer", optimizer, OptimType, blocks)
+    names = None if loss_input_names is None else names_in("loss_input_names", loss_input_names)
+    more = names_in("additional_output_names", additional_output_names or ())
+    try:
+        statistics = BatchNorm(batch_norm)
+    except ValueError:
+        raise ArgumentError("batch_norm", f"is {batch_norm!r}, expected 'model', 'train' or 'freeze'") from None
+    own, apart = _own(model)
+    if refusal := refused_inputs(own.graph):
+        raise ValueError(f"{WHO}: {refusal}")
+    cut = cut_maps(own)
+    forms.normalize(own, WHO)
+    had, accessor = [each.name for each in own.graph.output], ModelAccessor(own, apart=apart)
+    if statistics == BatchNorm.TRAIN:
+        forms.train(own, WHO)
+    elif statistics == BatchNorm.FREEZE:
+        conversion.freeze(own, list(conversion.batch_norms(own)))
+    if names is None:  # where maps are cut off, the loss takes the tensors in their places alone
+        names = list(dict.fromkeys(cut.values())) or [each.name for each in own.graph.output]
+    (copy_shared if untie else part_statistics)(own, apart)
+    candidates = Candidates(own, apart)
+    with building(accessor):
+        outputs = names if loss is None else _called(loss, names)
+        chosen = select(accessor.graph(), outputs[0], requires_grad, frozen_params, WHO, candidates)
+    if statistics == BatchNorm.MODEL:  # statistics in frozen_params stay as they are
+        held, opset = set(chosen.held), opset_of(own)
+        nodes = [node for node in conversion.batch_norms(own) if conversion.trains(node, opset)]
+        conversion.freeze(own, [node for node in nodes if held.issuperset(node.input[3:5])])
+    models = training_models(
+        own, [*outputs, *more], chosen.trainable, chosen.frozen, WHO, checkpoint_segments, apart, precision,
+        accessor.graph(),
     )  # fmt: skip
-    return make(model, request, _block("optimizer", optimizer, OptimType, blocks))
+    note_outputs(models.evaluation, had)
+    if optimizer is None:
+        return Made(models, None, chosen, cut)
+    if not models.trainable:
+        raise ArgumentError(
+            "requires_grad",
+            f"has {listed(chosen.trainable)}, inputs of the model: parameters are initializers, expected one at "
+            "least for the optimizer; give the model values for these inputs",
+        )
+    opset = opset_of(models.evaluation)
+    with building(ModelAccessor(empty_model(opset), drawn=accessor.drawn)) as empty:
+        optimizer((models.trainable, models.frozen) if apart else models.parameters)
+    changing = optimizer.to_model_proto() if isinstance(optimizer, ForwardBlock) else empty.model
+    return Made(models, changing, chosen, cut)
+
+
+def _called(loss: Block, names: Sequence[str]) -> list[str]:
+    """The results of a loss block for these values. Raises ArgumentError if it takes another number of values."""
+    kind = type(loss).__name__
+    try:
+        inspect.signature(loss.build).bind(*names)
+    except TypeError as error:
+        text = f"says what the loss takes: {kind} cannot take {listed(names)}: {error}"
+        raise ArgumentError("loss_input_names", text) from None
+    return names_of(loss(*names), kind)
 
 
 def _block(what: str, given: Any, kinds: type[Enum], module: ModuleType) -> Block | None:
@@ -435,26 +401,6 @@ def _block(what: str, given: Any, kinds: type[Enum], module: ModuleType) -> Bloc
         made: Block = getattr(module, given.name)()
         return made
     raise ArgumentTypeError(what, f"is {given!r}, expected {kinds.__name__}, a block of onnxblock, or None")
-
-
-def _batch_norm(given: BatchNorm | str) -> BatchNorm:
-    try:
-        return BatchNorm(given)
-    except ValueError:
-        raise ArgumentError("batch_norm", f"is {given!r}, expected 'model', 'train' or 'freeze'") from None
-
-
-def _folder(given: str | bytes | os.PathLike[str] | None) -> Path:
-    folder = Path(os.fsdecode(given)) if given is not None else Path()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{WHO}: there is no folder {folder}")
-    return folder
-
-
-def _prefix(given: str) -> str:
-    if not isinstance(given, str) or Path(given + "checkpoint").name != given + "checkpoint":
-        raise ArgumentError("prefix", f"is {given!r}, expected the beginning of file names, without folders")
-    return given
 
 
 def described(folder: Path, files: Sequence[str], made: Made) -> Artifacts:

@@ -232,20 +232,16 @@ def guard_means(forward: Graph, operators: Collection[str] = LOSSES) -> None:
     onnxruntime divides by the number of the labels that count, or by the sum of their weights: 0 / 0 is NaN.
     """
     for node in list(forward.nodes()):
-        if node.op_type in operators and _is_mean_of_some(forward, node):
+        given = attributes_of(node) if node.op_type in operators and not domain_of(node) else {"reduction": "none"}
+        if given.get("reduction", "mean") != "mean":
+            continue
+        weight = [*node.input[2:3], ""][0]
+        known = forward.constant(weight) if weight else None
+        if "ignore_index" in given or (weight and (known is None or known.min(initial=1) == 0)):
             kinds = [kind for name in (node.input[1], node.output[0]) if (kind := forward.element_type(name))]
             if len(kinds) == 2:
                 forward.substitute(node, _guarded(forward, node, *kinds))
     forward.refresh()
-
-
-def _is_mean_of_some(forward: Graph, node: onnx.NodeProto) -> bool:
-    """Whether a loss is a mean of which a label may not count: a class is ignored, or has a weight that may be 0."""
-    given, (weight,) = attributes_of(node), [*node.input[2:3], ""][:1]
-    if domain_of(node) or given.get("reduction", "mean") != "mean":
-        return False
-    known = forward.constant(weight) if weight else None
-    return "ignore_index" in given or (weight != "" and (known is None or (known.min(initial=1) == 0)))
 
 
 def _guarded(forward: Graph, node: onnx.NodeProto, of_labels: int, of_loss: int) -> list[onnx.NodeProto]:

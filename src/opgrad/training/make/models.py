@@ -131,8 +131,23 @@ def training_models(
         raise ValueError(
             f"{who}: nothing is trainable, expected at least one parameter or input that requires a gradient"
         )
-    as_initializers(model, [*trainable, *frozen])
-    _check_names(model, trainable, frozen)
+    graph = model.graph
+    for node in [node for node in graph.node if node.op_type == "Constant" and not domain_of(node)]:
+        name = node.output[0]
+        if (name in trainable or name in frozen) and (value := constant_tensor(node)) is not None:
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(value)
+            tensor.name = name
+            graph.node.remove(node)
+    own = {each.name: each.data_type for each in graph.initializer}
+    given = {each.name: each.type.tensor_type.elem_type for each in graph.input}
+    for what, names, kinds in (("requires_grad", trainable, own | given), ("frozen_params", frozen, own)):
+        for name in names:
+            if name not in kinds:
+                raise ArgumentError(what, f"has {name!r}, which is no initializer of the model{near(name, kinds)}")
+            if what == "requires_grad" and kinds[name] not in FLOATS:
+                type_name = TensorProto.DataType.Name(kinds[name])
+                raise ArgumentError(what, f"has {name!r} with elements of type {type_name}, expected a float type")
     values = {**(apart or {}), **detach(model)}
     set_outputs(model, outputs, who, known)
     known = declare_types(model)
@@ -175,32 +190,6 @@ def widened(parameter: TensorProto, values: dict[str, Held]) -> TensorProto:
     return placeholder(parameter.name, array)
 
 
-def as_initializers(model: onnx.ModelProto, names: Iterable[str]) -> None:
-    """Turn these Constant nodes into initializers."""
-    wanted, graph = set(names), model.graph
-    for node in list(graph.node):
-        if node.op_type != "Constant" or domain_of(node) or node.output[0] not in wanted:
-            continue
-        if (value := constant_tensor(node)) is not None:
-            tensor = graph.initializer.add()
-            tensor.CopyFrom(value)
-            tensor.name = node.output[0]
-            graph.node.remove(node)
-
-
-def _check_names(model: onnx.ModelProto, trainable: Collection[str], frozen: Collection[str]) -> None:
-    graph = model.graph
-    held = {each.name: each.data_type for each in graph.initializer}
-    given = {each.name: each.type.tensor_type.elem_type for each in graph.input}
-    for what, names, kinds in (("requires_grad", trainable, held | given), ("frozen_params", frozen, held)):
-        for name in names:
-            if name not in kinds:
-                raise ArgumentError(what, f"has {name!r}, which is no initializer of the model{near(name, kinds)}")
-            if what == "requires_grad" and kinds[name] not in FLOATS:
-                kind = TensorProto.DataType.Name(kinds[name])
-                raise ArgumentError(what, f"has {name!r} with elements of type {kind}, expected a float type")
-
-
 def take_parameters(model: onnx.ModelProto, names: Collection[str]) -> list[TensorProto]:
     """Turn initializers into inputs behind those of the graph, in their order; returns the initializers."""
     graph = model.graph
@@ -233,7 +222,8 @@ def training_graph(
     """
     with_running_statistics(model)
     inputs = [copied(each) for each in model.graph.input]
-    inputs_as_constants(model.graph, constants)
+    given = {each.name for each in inputs}
+    inputs_as_constants(model.graph, constants)  # until the gradients are made
     model, variable = inline_functions(model), overridable(model)
     simple = Graph(model, variable, [loss, *ends], known=known)
     passes.simplify(simple)
@@ -249,17 +239,10 @@ def training_graph(
     append(forward, body, gradients)
     graph = forward.again(variable, {seed.name, *outputs, *ends})
     passes.tidy(graph)
-    _restore_inputs(graph, inputs)
+    keep(graph.graph.initializer, [each for each in graph.graph.initializer if each.name not in given])
+    keep(graph.graph.input, inputs)
     names = {name: each.name for name, each in zip(wanted, gradients, strict=True)}
     return Differentiated(graph.again(variable, graph.kept), outputs, names)
-
-
-def _restore_inputs(graph: Graph, inputs: Sequence[onnx.ValueInfoProto]) -> None:
-    """Undo `inputs_as_constants`: give the graph these inputs again, and remove the initializers of these names."""
-    names, message = {each.name for each in inputs}, graph.graph
-    keep(message.initializer, [each for each in message.initializer if each.name not in names])
-    del message.input[:]
-    message.input.extend(inputs)
 
 
 def _seed(forward: Graph, body: GraphBody, loss: str) -> Value:

@@ -45,8 +45,10 @@ def matching(
     names: of all tensors. weights: of those that patterns match. modules: further names of weights, see `Candidates`.
     kinds: what the names are of, and what patterns match, for messages.
     """
-    known, exact, loose = dict.fromkeys(names), [], []
-    for each in _texts(what, given):
+    known, exact, loose = dict.fromkeys(names), list[str](), list[str]()
+    for each in [given] if isinstance(given, str) or not isinstance(given, Iterable) else given:
+        if not isinstance(each, str):
+            raise ArgumentTypeError(what, f"has {each!r}, expected names")
         if each in known:
             exact.append(each)
         elif found := [name for name in weights if each in modules.get(name, ())]:
@@ -66,14 +68,6 @@ def _nothing(given: str, names: list[str], one: str, several: str) -> str:
     if others := [name for name in names if fits(given, (name,))]:
         return f"which matches no {several.split()[0]}, but {listed(others)}: name those in full"
     return f"which matches no {several}{near(given, names)}"
-
-
-def _texts(what: str, given: Iterable[str]) -> list[str]:
-    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
-    for name in names:
-        if not isinstance(name, str):
-            raise ArgumentTypeError(what, f"has {name!r}, expected names")
-    return names
 
 
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")

@@ -79,33 +79,42 @@ def trainability(model: onnx.ModelProto, apart: dict[str, Held] | None = None) -
     """
     if any(each.name == RESET for each in model.graph.input):
         return None
-    found = Trainability(opset_of(model), len(model.graph.node))
+    opset, nodes, apart = opset_of(model), len(model.graph.node), apart or {}
     try:
         check_built(model, "inspect")
         forms.normalize(model, "inspect")
     except (NotImplementedError, ValueError) as error:
-        found.problems.append(str(error).removeprefix("inspect: "))
-        return found
-    return _looked_at(model, apart or {}, found)
-
-
-def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainability) -> Trainability:
-    """The results with the trainable weights, the outputs and the problems of a model."""
+        return Trainability(opset, nodes, problems=[str(error).removeprefix("inspect: ")])
     part_statistics(model, apart)
     cut = cut_maps(model)
     candidates, forward = Candidates(model, apart), Graph(model)
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
     depended = set().union(*(reaching(forward, name) for name in floats))
     trainable = [name for name in candidates.weights if name in depended]
+    known = {*candidates.weights, *candidates.statistics, *candidates.fixed}
+    constants = {
+        name: "a constant"
+        for name, each in candidates.tensors.items()
+        if name not in known and each.data_type in FLOATS and size_of(each) > 1
+    }
+    problems, attention = [], list[Recognition]()
+    if not candidates.weights:
+        problems = [no_weights(model)]
+    elif not trainable:
+        problems = ["no output of float type depends on a weight of the model"]
+    else:
+        try:
+            problems, attention = outlook(model, floats, trainable)
+        except (NotImplementedError, ValueError) as error:
+            problems = [str(error).removeprefix("gradients: ")]
     refusals = (refused_types(candidates.tensors[name].data_type for name in trainable), refused_inputs(model.graph))
-    problems, attention = _outlook(model, floats, trainable, bool(candidates.weights))
     return Trainability(
-        opset=found.opset,
-        nodes=found.nodes,
+        opset=opset,
+        nodes=nodes,
         trainable=trainable,
         frozen=candidates.statistics,
         unused=[name for name in candidates.weights if name not in depended],
-        constants=_constants(candidates),
+        constants={**candidates.fixed, **constants},
         modules=candidates.modules,
         shared=candidates.shared,
         numbers=sum(size_of(candidates.tensors[name]) for name in trainable),
@@ -115,31 +124,6 @@ def _looked_at(model: onnx.ModelProto, apart: dict[str, Held], found: Trainabili
         attention=attention,
         cut=cut,
     )
-
-
-def _constants(candidates: Candidates) -> dict[str, str]:
-    """For each float tensor that is no weight, by name, a text that says what it is."""
-    known = {*candidates.weights, *candidates.statistics, *candidates.fixed}
-    rest = {
-        name: "a constant"
-        for name, each in candidates.tensors.items()
-        if name not in known and each.data_type in FLOATS and size_of(each) > 1
-    }
-    return {**candidates.fixed, **rest}
-
-
-def _outlook(
-    model: onnx.ModelProto, floats: Sequence[str], trainable: Sequence[str], weights: bool
-) -> tuple[list[str], list[Recognition]]:
-    """The reasons why these weights cannot be trained for these outputs, and what training makes of attention."""
-    if not weights:
-        return [no_weights(model)], []
-    if not trainable:
-        return ["no output of float type depends on a weight of the model"], []
-    try:
-        return outlook(model, floats, trainable)
-    except (NotImplementedError, ValueError) as error:
-        return [str(error).removeprefix("gradients: ")], []
 
 
 def _as_inputs(forward: Graph) -> list[str]:
