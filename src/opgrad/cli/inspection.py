@@ -24,8 +24,7 @@ from opgrad.onnxruntime import NOT_LOWERED
 from opgrad.onnxruntime.exact_products import note
 from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, ModelOperator, operators
-from opgrad.training.engine.trainer import session_options
-from opgrad.training.engine.training_graph import Fused, fuse_nodes
+from opgrad.training.engine.training_graph import Fused, fuse_nodes, session_options
 from opgrad.training.files.artifact_set import BUFFER_SUFFIX, FILES, RESET, read_rule, tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint, data_of, read_checkpoint
 from opgrad.training.files.tensor_values import VALUES, read_apart, read_shared

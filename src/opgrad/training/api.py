@@ -12,7 +12,7 @@ import onnxruntime
 
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, in_float32, is_half, written_inputs
-from opgrad.onnx.graph.loading import name_of
+from opgrad.onnx.graph.loading import Source, name_of, read_model
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.training.engine.distributed import OneProcess, Processes
@@ -20,14 +20,12 @@ from opgrad.training.engine.export import write_inference_model
 from opgrad.training.engine.memory import SGD, AdamW, GradientNorm, TrainingMemory, clip_factor
 from opgrad.training.engine.training_graph import (
     BoundGraph,
-    Source,
     Value,
     check_inputs,
     declared,
     open_bound,
     open_training,
     ort_value,
-    read_model,
 )
 from opgrad.training.engine.training_graph import session_options as options_for
 from opgrad.training.files import mapped_files

@@ -11,8 +11,7 @@ import numpy as np
 from opgrad.base.locks import once
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.onnx.graph.messages import import_microsoft
-from opgrad.training.engine.trainer import session_options
-from opgrad.training.engine.training_graph import open_session, run
+from opgrad.training.engine.training_graph import open_session, run, session_options
 from opgrad.training.files.artifact_set import AdamWRule
 from opgrad.training.make.checks import quantity
 from opgrad.tune import outputs, peft

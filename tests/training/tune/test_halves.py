@@ -9,7 +9,8 @@ from halved_models import KINDS
 from language_models import WORDS, make_folder
 from onnx import TensorProto
 
-from opgrad.training.engine.trainer import Trainer, session_options
+from opgrad.training.engine.trainer import Trainer
+from opgrad.training.engine.training_graph import session_options
 from opgrad.training.files.tensor_values import array_of
 from opgrad.tune import Tuner
 from opgrad.tune.generation import Writer

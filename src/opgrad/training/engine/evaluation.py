@@ -1,6 +1,6 @@
 """Evaluates a model on a data set, checks the labels of classes, and finds the shape of labels."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -65,11 +65,20 @@ def check_labels(artifacts: ArtifactSet, data: Dataset, origin: str) -> None:
     if objective.every:
         check_classes(data.arrays[spec.name], count, objective.ignored, spec, origin)
         return
-    for first, labels, taken in _taken(artifacts, spec, data):
+    classes, who, axis = objective.classes, f"check_labels: {artifacts.directory / FILES[1]}", spec.axis or 0
+    assert classes is not None
+    session = _session_of(artifacts, classes, who)  # computes the labels as the loss takes them
+    names = [item.name for item in session.get_inputs()]
+    if not set(names) <= data.arrays.keys():
+        return
+    for start, batch in batches(data, artifacts.batch_rows or ROWS):
+        if artifacts.batch_rows not in (None, batch.rows):
+            continue
+        taken = run(session, [classes], {name: batch.arrays[name] for name in names}, who)[0]
         wrong = taken[_wrong(taken, count, objective.ignored)]
         if wrong.size:
-            place = np.argwhere(labels == wrong[0])[0]
-            place[spec.axis or 0] += first
+            place = np.argwhere(batch.arrays[spec.name] == wrong[0])[0]
+            place[axis] += start * (data.arrays[spec.name].shape[axis] // data.rows)
             raise ValueError(_message(tuple(map(int, place)), wrong[0], count, spec, origin))
 
 
@@ -97,25 +106,6 @@ def _message(place: tuple[int, ...], label: object, count: int, spec: TensorSpec
     return f"{where}: {row} is {label}, expected classes from 0 to {count - 1}"
 
 
-def _taken(artifacts: ArtifactSet, spec: TensorSpec, data: Dataset) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """The labels as the loss takes them, some rows at a time: the first row's number, the data's labels, the loss's.
-
-    Yields nothing if they cannot be computed from the batch alone.
-    """
-    classes, rows = artifacts.objective.classes, artifacts.batch_rows or ROWS
-    assert classes is not None
-    who = f"check_labels: {artifacts.directory / FILES[1]}"
-    session = _session_of(artifacts, classes, who)
-    names = [item.name for item in session.get_inputs()]
-    if not set(names) <= data.arrays.keys():
-        return
-    for start, batch in batches(data, rows):
-        if artifacts.batch_rows in (None, batch.rows):
-            labels = batch.arrays[spec.name]
-            first = start * (data.arrays[spec.name].shape[spec.axis or 0] // data.rows)
-            yield first, labels, run(session, [classes], {name: batch.arrays[name] for name in names}, who)[0]
-
-
 def _scores_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tuple[int, ...] | None:
     """The shape of the scores for a batch; None if there are none."""
     scores = artifacts.objective.scores
@@ -134,9 +124,6 @@ def _session_of(artifacts: ArtifactSet, wanted: str, who: str) -> onnxruntime.In
     model = graph_between(source, [], declared_outputs(source, [wanted], who))
     import_microsoft(model)
     return open_session(model, session_options(1), who)
-
-
-EVALUATION = FILES[1]
 
 
 @dataclass(frozen=True)
@@ -159,7 +146,7 @@ class Evaluator:
 
     def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions):
         self._artifacts, self._objective = artifacts, artifacts.objective
-        self._who = f"Evaluator: {artifacts.directory / EVALUATION}"
+        self._who = f"Evaluator: {artifacts.directory / FILES[1]}"
         self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs, self._who)
         self._options = options
         self._reduction = _ReductionSearch(artifacts.eval_model).of(artifacts.loss) or BatchReduction()
@@ -334,7 +321,12 @@ class _ReductionSearch:
             return None
         self._seen.add(name)
         if node.op_type in LOSSES:
-            return self._of_classes(node)
+            reduction, weights = attributes_of(node).get("reduction", "mean"), [*node.input[2:3], ""][0]
+            if reduction == "none":
+                return None
+            if reduction == "sum" or not weights:
+                return BatchReduction(sums=reduction == "sum")
+            return BatchReduction(weights=weights, values=self._forward.constant(weights))
         if domain_of(node):
             return None
         if node.op_type in ("ReduceSum", "ReduceMean"):
@@ -342,20 +334,15 @@ class _ReductionSearch:
         if node.op_type in HANDING_ON:
             return self.of(node.input[0])
         if node.op_type == "Div":
-            return self._divided(node)
+            found, divisor = self.of(node.input[0]), node.input[1]
+            if found is None or not found.sums or self._forward.constant(divisor) is not None:
+                return found
+            by = self.of(divisor)
+            return BatchReduction(divisor=divisor) if by is not None and by.sums else BatchReduction()
         if node.op_type in ("Mul", "Max", *TOGETHER):
-            found = [self.of(each) for each in node.input if self._forward.constant(each) is None]
-            return next((each for each in found if each is not None), None)
+            parts = [self.of(each) for each in node.input if self._forward.constant(each) is None]
+            return next((each for each in parts if each is not None), None)
         return None
-
-    def _of_classes(self, node: onnx.NodeProto) -> BatchReduction | None:
-        reduction = attributes_of(node).get("reduction", "mean")
-        if reduction == "none":
-            return None
-        weights = node.input[2] if len(node.input) > 2 else ""
-        if reduction == "sum" or not weights:
-            return BatchReduction(sums=reduction == "sum")
-        return BatchReduction(weights=weights, values=self._forward.constant(weights))
 
     def _of_rows(self, node: onnx.NodeProto) -> BatchReduction | None:
         """The reduction of a node that reduces axes: its own if it reduces the first axis, else that of its input."""
@@ -368,10 +355,3 @@ class _ReductionSearch:
         if axes and 0 not in axes and not (before is not None and -len(before) in axes):
             return self.of(node.input[0])
         return BatchReduction(sums=True) if node.op_type == "ReduceSum" else self.of(node.input[0]) or BatchReduction()
-
-    def _divided(self, node: onnx.NodeProto) -> BatchReduction | None:
-        found, divisor = self.of(node.input[0]), node.input[1]
-        if found is None or not found.sums or self._forward.constant(divisor) is not None:
-            return found
-        by = self.of(divisor)
-        return BatchReduction(divisor=divisor) if by is not None and by.sums else BatchReduction()

@@ -99,17 +99,14 @@ def declared_outputs(source: onnx.ModelProto, names: Sequence[str], who: str) ->
         inferred = onnx.shape_inference.infer_shapes(source).graph
         typed |= {value.name: value for value in (*inferred.value_info, *inferred.output)}
     if unknown := [name for name in names if name not in typed]:
-        typed |= _known_to_runtime(source, unknown, who)
+        model = copied(source)
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown)
+        import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
+        for each in open_session(model, session_options(1), who).get_outputs():
+            if each.name in unknown:
+                kind = ELEMENT_TYPES[each.type]
+                typed[each.name] = helper.make_tensor_value_info(each.name, kind, each.shape or None)
     return [typed[name] for name in names]
-
-
-def _known_to_runtime(source: onnx.ModelProto, names: Sequence[str], who: str) -> dict[str, onnx.ValueInfoProto]:
-    model = copied(source)
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
-    found = {each.name: each for each in open_session(model, session_options(1), who).get_outputs()}
-    types = {name: ELEMENT_TYPES[found[name].type] for name in names}
-    return {name: helper.make_tensor_value_info(name, types[name], found[name].shape or None) for name in names}
 
 
 def graph_between(

@@ -219,25 +219,21 @@ def expose(model: onnx.ModelProto, gradients: dict[str, str], given: Sequence[st
     named, matched = matching("row_wise", given, trained, list(modules), modules, KINDS)
     names = list(dict.fromkeys([*named, *matched]))
     for name in names:
-        _expose(model.graph, name, gradients.pop(name))
+        graph, gradient = model.graph, gradients.pop(name)
+        made = [node for node in graph.node if gradient in node.output]
+        readers = [node for node in graph.node if name in node.input and reads_values(node)]
+        read_once = _is_lookup(readers, "Gather") and list(readers[0].input).count(name) == 1
+        if not read_once or not _is_lookup(made, "GatherGrad"):
+            kinds = ", ".join(sorted({node.op_type for node in readers}))
+            raise ValueError(f"row_wise: {name} is read by {kinds}, expected one Gather along its first axis alone")
+        _, indices, dy = made[0].input
+        graph.node.remove(made[0])
+        keep(graph.output, [value for value in graph.output if value.name != gradient])
+        graph.node.append(helper.make_node("Cast", [indices], [name + INDICES], to=onnx.TensorProto.INT64))
+        graph.node.append(helper.make_node("Identity", [dy], [name + GRADIENT]))
+        graph.output.append(helper.make_tensor_value_info(name + INDICES, onnx.TensorProto.INT64, None))
+        graph.output.append(helper.make_tensor_value_info(name + GRADIENT, onnx.TensorProto.FLOAT, None))
     return names
-
-
-def _expose(graph: onnx.GraphProto, name: str, gradient: str) -> None:
-    made = [node for node in graph.node if gradient in node.output]
-    readers = [node for node in graph.node if name in node.input and reads_values(node)]
-    if not (
-        _is_lookup(made, "GatherGrad") and _is_lookup(readers, "Gather") and list(readers[0].input).count(name) == 1
-    ):
-        kinds = ", ".join(sorted({node.op_type for node in readers}))
-        raise ValueError(f"row_wise: {name} is read by {kinds}, expected one Gather along its first axis alone")
-    _, indices, dy = made[0].input
-    graph.node.remove(made[0])
-    keep(graph.output, [value for value in graph.output if value.name != gradient])
-    graph.node.append(helper.make_node("Cast", [indices], [name + INDICES], to=onnx.TensorProto.INT64))
-    graph.node.append(helper.make_node("Identity", [dy], [name + GRADIENT]))
-    graph.output.append(helper.make_tensor_value_info(name + INDICES, onnx.TensorProto.INT64, None))
-    graph.output.append(helper.make_tensor_value_info(name + GRADIENT, onnx.TensorProto.FLOAT, None))
 
 
 def _is_lookup(nodes: Sequence[onnx.NodeProto], kind: str) -> bool:
@@ -307,21 +303,17 @@ class RowWise:
         factor: by which that step has clipped the gradients.
         """
         self.sum_up()
-        for name, (rows, values) in self.gradients.items():
-            clipped = values if factor == 1 else values * np.float32(factor)
-            self._change(self.tables[name], self.moments[name], rows, clipped)
-        self.gradients = {}
-
-    def _change(
-        self, table: np.ndarray, moments: Mapping[str, np.ndarray], rows: np.ndarray, values: np.ndarray
-    ) -> None:
         rule, rate = self._rest.rule, float(self._rest.learning_rate)
-        if isinstance(rule, AdamWRule):
-            settings = rule.alpha, rule.beta, rule.epsilon, rule.weight_decay, rule.adam_mode, bool(rule.correct_bias)
-            first, second = moments["momentum0"], moments["momentum1"]
-            optim.adam_rows(table, first, second, rows, values, rate, self._rest.steps, *settings)
-        else:
-            optim.sgd_rows(table, rows, values, rate)
+        for name, (rows, values) in self.gradients.items():
+            table, clipped = self.tables[name], values if factor == 1 else values * np.float32(factor)
+            if isinstance(rule, AdamWRule):
+                settings = rule.alpha, rule.beta, rule.epsilon, rule.weight_decay, rule.adam_mode
+                moments = self.moments[name]["momentum0"], self.moments[name]["momentum1"]
+                steps, correct = self._rest.steps, bool(rule.correct_bias)
+                optim.adam_rows(table, *moments, rows, clipped, rate, steps, *settings, correct)
+            else:
+                optim.sgd_rows(table, rows, clipped, rate)
+        self.gradients = {}
 
 
 GROUP = "group0"  # the name of the only group of parameters in checkpoints of onnxruntime-training

@@ -20,8 +20,7 @@ from opgrad.onnx.graph.nodes import rename_inputs
 from opgrad.training.engine.evaluation import Evaluation, Evaluator
 from opgrad.training.engine.export import check_export, export_model
 from opgrad.training.engine.memory import GROUP, SGD, AdamW, GradientNorm, TrainingMemory, check_like, expose
-from opgrad.training.engine.training_graph import open_training
-from opgrad.training.engine.training_graph import session_options as session_options
+from opgrad.training.engine.training_graph import open_training, session_options
 from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup

@@ -21,9 +21,7 @@ from opgrad.cpu.compiler import processes
 from opgrad.cpu.compiler.processes import Progress
 from opgrad.cpu.runtime import plan, pool, workers
 from opgrad.onnx.graph.graph import Graph, overridable
-from opgrad.onnx.graph.loading import Source as Source
 from opgrad.onnx.graph.loading import check_sizes
-from opgrad.onnx.graph.loading import read_model as read_model
 from opgrad.onnx.graph.messages import FEW_BITS, MICROSOFT, copied, domain_of
 from opgrad.onnx.graph.sizes import are_equal
 from opgrad.onnx.passes.patterns import LOSS, LOSS_AND_GRADIENT, LOSS_GRADIENT, fuse_with_gradient, use_internal_losses
@@ -238,26 +236,20 @@ def run(
 
     who: the caller, and the name of the model, for messages. Raises what `run_error` tells.
     """
+    declared = [each for each in session.get_inputs() if each.name in feeds]
     try:
-        return _run(session, wanted, feeds)
+        if all(each.type not in UNKNOWN_TO_NUMPY for each in declared):
+            found: list[np.ndarray] = session.run(wanted, feeds)
+            return found
+        binding, held = session.io_binding(), {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        for each in declared:
+            _bind(binding, each, held[each.name])
+        for name in wanted or [each.name for each in session.get_outputs()]:
+            binding.bind_output(name, "cpu")
+        session.run_with_iobinding(binding)
+        return [each.numpy() for each in binding.get_outputs()]
     except Exception as error:
         raise run_error(error, who) from None
-
-
-def _run(
-    session: onnxruntime.InferenceSession, wanted: Sequence[str] | None, feeds: Mapping[str, np.ndarray]
-) -> list[np.ndarray]:
-    declared = [each for each in session.get_inputs() if each.name in feeds]
-    if all(each.type not in UNKNOWN_TO_NUMPY for each in declared):
-        found: list[np.ndarray] = session.run(wanted, feeds)
-        return found
-    binding, held = session.io_binding(), {name: np.ascontiguousarray(array) for name, array in feeds.items()}
-    for each in declared:
-        _bind(binding, each, held[each.name])
-    for name in wanted or [each.name for each in session.get_outputs()]:
-        binding.bind_output(name, "cpu")
-    session.run_with_iobinding(binding)
-    return [each.numpy() for each in binding.get_outputs()]
 
 
 def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
@@ -467,36 +459,26 @@ def fuse_nodes(model: onnx.ModelProto) -> list[Fused]:
     * Where with a float32 array, a mask of its shape and 0, as in the gradient of Clip, becomes DropoutGrad, which
       takes a tenth of the time of onnxruntime's Where.
     """
-    if not any(node.op_type in PASSES for node in model.graph.node):
+    if not any(node.op_type in (LOSS, "Where") for node in model.graph.node):
         return []
-    graph = Graph(copied(model), overridable(model))
-    found = list(_replaced(graph))
+    graph, found = Graph(copied(model), overridable(model)), []
+    for node in [node for node in graph.nodes() if not domain_of(node)]:
+        if node.op_type == LOSS and fuse_with_gradient(graph, node):
+            found.append(Fused((LOSS, LOSS_GRADIENT), LOSS_AND_GRADIENT))
+        elif node.op_type == "Where" and _select(graph, node):
+            found.append(Fused(("Where",), "DropoutGrad"))
     if found:
         graph.commit()
         model.CopyFrom(graph.model)
     return found
 
 
-def _replaced(graph: Graph) -> Iterator[Fused]:
-    for node in list(graph.nodes()):
-        replace = PASSES.get(node.op_type)
-        done = replace(graph, node) if replace is not None and not domain_of(node) else None
-        if done is not None:
-            yield done
-
-
-def _fuse_loss(graph: Graph, node: onnx.NodeProto) -> Fused | None:
-    return Fused((LOSS, LOSS_GRADIENT), LOSS_AND_GRADIENT) if fuse_with_gradient(graph, node) else None
-
-
-def _select(graph: Graph, node: onnx.NodeProto) -> Fused | None:
+def _select(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Make DropoutGrad of a Where that sets to 0 what a mask leaves out; returns whether it is one."""
     mask, values, other = node.input
     alike = graph.sizes(values) and are_equal(graph.sizes(mask), graph.sizes(values))
     if not alike or graph.element_type(values) != TensorProto.FLOAT or graph.scalar(other) != 0.0:
-        return None
+        return False
     ratio = graph.add_constant(np.array(TINY_RATIO, np.float32), f"{node.output[0]}/ratio")
     graph.substitute(node, [graph.node("DropoutGrad", [values, mask, ratio], list(node.output), MICROSOFT)])
-    return Fused(("Where",), "DropoutGrad")
-
-
-PASSES: dict[str, Callable[[Graph, onnx.NodeProto], Fused | None]] = {LOSS: _fuse_loss, "Where": _select}
+    return True

@@ -74,23 +74,18 @@ class StepRows:
         for start in range(0, len(order), self.batch_size * self.accumulate):
             rows = order[start : start + self.batch_size * self.accumulate]
             batches = [rows[begin : begin + self.batch_size] for begin in range(0, len(rows), self.batch_size)]
-            parts = self._parts(batches, self.weight(rows))
+            whole, parts = self.weight(rows), []
+            for number, batch in enumerate(batches):
+                if self.whole:
+                    own = batch if number % self.size == self.rank else batch[:0]
+                else:
+                    each, more = divmod(len(batch), self.size)  # the first processes get one row more if rows are left
+                    begin = self.rank * each + min(self.rank, more)
+                    own = batch[begin : begin + each + (self.rank < more)]
+                if own.size:
+                    weight = self.weight(own)
+                    parts.append(BatchPart(own, number, weight / self.weight(batch), weight / whole))
             yield StepCounts(len(rows), len(batches), tuple(parts))
-
-    def _parts(self, batches: list[np.ndarray], whole: float) -> Iterator[BatchPart]:
-        """What this process computes of the batches of a step. whole: the weight of all of its rows."""
-        for number, batch in enumerate(batches):
-            rows = self._part(number, batch)
-            if rows.size:
-                weight = self.weight(rows)
-                yield BatchPart(rows, number, weight / self.weight(batch), weight / whole)
-
-    def _part(self, number: int, batch: np.ndarray) -> np.ndarray:
-        if self.whole:
-            return batch if number % self.size == self.rank else batch[:0]
-        each, more = divmod(len(batch), self.size)  # the first processes get one row more if rows are left
-        begin = self.rank * each + min(self.rank, more)
-        return batch[begin : begin + each + (self.rank < more)]
 
 
 # --- epochs ---
@@ -222,45 +217,31 @@ class Fit:
 
     def _step(self, batches: Iterator[float], step: StepCounts, interrupt: "_Interrupt") -> list[float]:
         """One step of the optimizer on the next rows; returns this process's part of the batches' losses."""
-        trainer, losses = self.trainer, [0.0] * step.batches
-        for part in step.parts[:-1]:
-            losses[part.batch] = self._batch(batches, part)
-            if self._mean is not None:
+        trainer, losses, weight = self.trainer, [0.0] * step.batches, 0.0
+        for number, part in enumerate(step.parts, 1):
+            losses[part.batch] = next(batches) * part.of_batch
+            if trainer.rows is not None and (self._mean is not None or self._processes.is_group):
+                trainer.rows.keep(part.of_step)
+            if number == len(step.parts):
+                weight = part.of_step
+            elif self._mean is not None:
                 self._mean.add(part.of_step)
-        weight = step.parts[-1].of_step if step.parts else None
-        for part in step.parts[-1:]:
-            losses[part.batch] = self._batch(batches, part)
-        self._finish_gradients(weight, interrupt)
-        self._processes.add(trainer.gradients.extended)
-        self._all_stop = bool(trainer.gradients.extended[-1])
+        gradients = trainer.gradients  # of the last batch; they become this process's part of the step's
+        if self._mean is not None:
+            self._mean.finish(weight)
+        elif self._processes.is_group and weight:
+            np.multiply(gradients.flat, weight, out=gradients.flat)
+        elif self._processes.is_group:
+            gradients.flat[...] = 0  # an earlier batch may have left infinities there, which cannot be multiplied by 0
+        gradients.extended[-1] = interrupt.requested  # then all processes stop
+        self._processes.add(gradients.extended)
+        self._all_stop = bool(gradients.extended[-1])
         if trainer.rows is not None and self._processes.is_group:
             trainer.rows.add_up(self._processes)
         trainer.optimizer.learning_rate = self._schedule.at(self.state.steps)
         trainer.update()
         self.state.steps += 1
         return losses
-
-    def _batch(self, batches: Iterator[float], part: BatchPart) -> float:
-        """Compute the gradients of the next batch; returns this process's part of the batch's loss."""
-        loss = next(batches)
-        if self.trainer.rows is not None and (self._mean is not None or self._processes.is_group):
-            self.trainer.rows.keep(part.of_step)
-        return loss * part.of_batch
-
-    def _finish_gradients(self, weight: float | None, interrupt: "_Interrupt") -> None:
-        """Make of the last batch's gradients this process's part of the step's.
-
-        weight: the share of the step that the last batch is; None: this process has no part in this step.
-        interrupt: whether the user has stopped this process. It travels behind the last gradient: then all stop.
-        """
-        gradients = self.trainer.gradients
-        if self._mean is not None:
-            self._mean.finish(weight or 0.0)
-        elif self._processes.is_group and weight:
-            np.multiply(gradients.flat, weight, out=gradients.flat)
-        elif self._processes.is_group:
-            gradients.flat[...] = 0  # an earlier batch may have left infinities there, which cannot be multiplied by 0
-        gradients.extended[-1] = interrupt.requested
 
     def _validate(self) -> Evaluation | None:
         """The evaluation of the validation rows by the first process, on all of them."""
@@ -278,9 +259,12 @@ class Fit:
 
         A loss may be NaN although all parameters are finite, such as the mean over a batch with only ignored labels.
         """
-        state, names = self.state, self.trainer.artifacts.trainable
-        wrong = next((name for name in names if not _is_finite(self.trainer.parameters[name])), None)
-        if wrong is None:
+        state = self.state
+        for wrong in self.trainer.artifacts.trainable:
+            flat = self.trainer.parameters[wrong].reshape(-1)
+            if not all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK)):
+                break
+        else:
             return
         epoch, rate = len(state.history), self._schedule.at(state.steps - 1)
         best = best_epoch(state.history)
@@ -329,11 +313,6 @@ class Fit:
 
 def _no_log(*_: Any) -> None:
     """Write no figures."""
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    flat = array.reshape(-1)
-    return all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK))
 
 
 class GradientMean:

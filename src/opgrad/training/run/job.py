@@ -22,7 +22,8 @@ from opgrad.base.terminal import sentence
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation, check_labels, label_shape
-from opgrad.training.engine.trainer import BATCH_ROWS, Trainer, session_options
+from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
+from opgrad.training.engine.training_graph import session_options
 from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.checkpoint import read_checkpoint, write_checkpoint
@@ -142,45 +143,60 @@ def train(
     check_loggers(loggers)
     processes = processes or OneProcess()
     with processes.failing_together():
-        return _train(artifacts, recipe, file, output, progress, resumption, processes, finish, loggers)
-
-
-def _train(
-    artifacts: ArtifactSet,
-    recipe: Recipe,
-    file: Path | None,
-    output: Path,
-    progress: Progress,
-    resumption: Resumption | None,
-    processes: OneProcess,
-    finish: Callable[[Path], None] | None,
-    loggers: Sequence[str],
-) -> Run | None:
-    if recipe.clip_norm is not None:
-        artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
-    training, validation, test = _whole_batches(artifacts, recipe, file)
-    trainer, state = begin(artifacts, recipe, training, fingerprint(training), resumption, processes)
-    if state.initial_loss is None:
-        first = np.arange(artifacts.batch_rows or min(BATCH_ROWS, training.rows))
-        state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
-    trainer.check_export()
-    properties = resumption.properties if resumption else {}
-    fit = Fit(trainer, training, validation, state, output, properties, processes, loggers=loggers)
-    processes.on_first(lambda: make_folder(output, resumption))
-    before = state.all_seconds
-    fit.run(progress)
-    if not processes.is_first:
-        return None
-    with parameters_kept(output):
-        if validation is not None:
-            trainer.restore(read_checkpoint(output / BEST))
-        trainer.export(output / MODEL)
-        if finish is not None:
-            finish(output / MODEL)
-        seconds = state.all_seconds - before
-        run = _evaluated(artifacts, fit, test, str(file or recipe.dataset))
-        run = replace(run, processes=processes.size, communication=fit.communication / seconds if seconds else 0.0)
-        _write(run)
+        if recipe.clip_norm is not None:
+            artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
+        rows, origin = artifacts.batch_rows, str(file or recipe.dataset)
+        if rows is not None and recipe.batch_size != rows:
+            axes = [f"axis {each.axis} of {each.name!r}" for each in artifacts.inputs if each.axis is not None]
+            raise ValueError(
+                f"train: batch_size is {recipe.batch_size}, expected {rows}, the only one that the graphs take: "
+                f"--batch-size {rows}, or export the model with {' and '.join(axes)} of any size"
+            )
+        data = load_data(artifacts, recipe, file)
+        check_labels(artifacts, data, origin)
+        training, validation, test = split(data, recipe)
+        training, test = training.whole(rows), test.whole(rows)
+        validation = None if validation is None else validation.whole(rows)
+        trainer, state = begin(artifacts, recipe, training, fingerprint(training), resumption, processes)
+        if state.initial_loss is None:
+            first = np.arange(rows or min(BATCH_ROWS, training.rows))
+            state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
+        trainer.check_export()
+        properties = resumption.properties if resumption else {}
+        fit = Fit(trainer, training, validation, state, output, properties, processes, loggers=loggers)
+        processes.on_first(lambda: make_folder(output, resumption))
+        before = state.all_seconds
+        fit.run(progress)
+        if not processes.is_first:
+            return None
+        with parameters_kept(output):
+            if validation is not None:
+                trainer.restore(read_checkpoint(output / BEST))
+            trainer.export(output / MODEL)
+            if finish is not None:
+                finish(output / MODEL)
+            seconds, evaluation = state.all_seconds - before, trainer.evaluate(test)
+            for array in artifacts.values.values():
+                mapped_files.release(array)  # frees memory: the exported model holds the same values
+            run = Run(
+                artifacts=artifacts,
+                data=origin,
+                train_rows=training.rows,
+                validation_rows=validation.rows if validation else 0,
+                test_rows=test.rows,
+                state=state,
+                batch_losses=fit.batch_losses,
+                test=evaluation,
+                exported_accuracy=trainer.evaluator.exported_accuracy(output / MODEL, test, rows or BATCH_ROWS),
+                output=output,
+                processes=processes.size,
+                communication=fit.communication / seconds if seconds else 0.0,
+                skipped=None if trainer.loss_scale is None else trainer.loss_scale.skipped,
+            )
+            with staged(output) as folder:
+                title = f"{artifacts.name}: loss"
+                plot_losses(state.history, run.batch_losses, run.test.loss, title, folder / "loss.png")
+                new_file(folder / "metrics.json", (json.dumps(metrics(run), indent=1) + "\n").encode())
     return run
 
 
@@ -192,57 +208,6 @@ def parameters_kept(output: Path) -> Iterator[None]:
     except Exception as error:
         kept = f"the training is done, its parameters are in {output / LAST}"
         raise RuntimeError(f"{kept}, but: {sentence(error)}") from error
-
-
-def _evaluated(artifacts: ArtifactSet, fit: Fit, test: Dataset, data: str) -> Run:
-    """Evaluate the exported model; returns the results of the run."""
-    trainer, rows = fit.trainer, artifacts.batch_rows or BATCH_ROWS
-    found = trainer.evaluate(test)
-    for array in artifacts.values.values():
-        mapped_files.release(array)  # frees memory: the exported model holds the same values
-    return Run(
-        artifacts=artifacts,
-        data=data,
-        train_rows=fit.training.rows,
-        validation_rows=fit.validation.rows if fit.validation else 0,
-        test_rows=test.rows,
-        state=fit.state,
-        batch_losses=fit.batch_losses,
-        test=found,
-        exported_accuracy=trainer.evaluator.exported_accuracy(fit.output / MODEL, test, rows),
-        output=fit.output,
-        skipped=None if trainer.loss_scale is None else trainer.loss_scale.skipped,
-    )
-
-
-def _whole_batches(
-    artifacts: ArtifactSet, recipe: Recipe, file: Path | None
-) -> tuple[Dataset, Dataset | None, Dataset]:
-    """Training, validation and test rows; of graphs that take one size of batch only, in whole batches."""
-    rows = artifacts.batch_rows
-    if rows is not None and recipe.batch_size != rows:
-        raise ValueError(
-            f"train: batch_size is {recipe.batch_size}, expected {rows}, the only one that the graphs take: "
-            f"--batch-size {rows}, or export the model with {_fixed(artifacts)} of any size"
-        )
-    data = load_data(artifacts, recipe, file)
-    check_labels(artifacts, data, str(file or recipe.dataset))
-    training, validation, test = split(data, recipe)
-    return training.whole(rows), validation.whole(rows) if validation is not None else None, test.whole(rows)
-
-
-def _fixed(artifacts: ArtifactSet) -> str:
-    """The axes of inputs that fix the number of rows, in words."""
-    found = [f"axis {each.axis} of {each.name!r}" for each in artifacts.inputs if each.axis is not None]
-    return " and ".join(found)
-
-
-def _write(run: Run) -> None:
-    """Write the picture and the figures of a run."""
-    title, state = f"{run.artifacts.name}: loss", run.state
-    with staged(run.output) as folder:
-        plot_losses(state.history, run.batch_losses, run.test.loss, title, folder / "loss.png")
-        new_file(folder / "metrics.json", (json.dumps(metrics(run), indent=1) + "\n").encode())
 
 
 def begin(
@@ -259,51 +224,40 @@ def begin(
 
     data: the fingerprint of the training rows. patterns: see `session_options`. kind: makes a trainer.
     """
-    make = partial(_trainer, kind, artifacts, recipe, patterns)
+
+    def make(threads: int) -> Trainer:
+        options = session_options(threads, patterns)
+        return kind(artifacts, recipe.learning_rate, options, recipe.row_wise, recipe.fuse, recipe.loss_scale)
+
     if resumption is None or resumption.state is None:
         trainer, threads = _fastest_trainer(make, training.take(np.arange(min(recipe.batch_size, training.rows))))
         state = RunState(recipe, data, threads)
     else:
         state = replace(resumption.state, recipe=recipe, history=list(resumption.state.history))
-        _check_goes_on(state, data, training.rows, resumption)
+        done, file = len(state.history), f"resume: {resumption.path}"
+        if state.data != data:
+            raise ValueError(f"{file}: the training rows are others than those that the checkpoint was trained on")
+        if state.rows >= training.rows:
+            raise ValueError(f"{file}: {state.rows} rows of an epoch are done, expected fewer than its {training.rows}")
+        if done >= recipe.epochs and not resumption.may_be_done:
+            raise ValueError(f"{file}: the checkpoint has {done} epochs done, expected epochs to be more than {done}")
+        if state.stopped_early and not resumption.may_be_done:
+            patience = f"a patience above {recipe.patience}"
+            raise ValueError(f"{file}: the run ended early in epoch {done}, expected {patience}")
         trainer = make(state.threads)
     if resumption is not None:
         trainer.restore(resumption.checkpoint)
     if processes.is_group:
-        trainer = _agreed(trainer, make, state, processes)
+        number = np.array([state.threads])  # another number of threads may change the last digits
+        processes.from_first(number)
+        if number[0] != state.threads:
+            state.threads, before = int(number[0]), trainer
+            trainer = make(state.threads)
+            trainer.restore(before.checkpoint())
+        processes.check_same("data, settings or progress", state.to_text())
+        sums = [zlib.crc32(np.ascontiguousarray(trainer.parameters[name]).data) for name in artifacts.trainable]
+        processes.check_same("parameters", str(sums))
     return trainer, state
-
-
-def _agreed(trainer: Trainer, make: Callable[[int], Trainer], state: RunState, processes: OneProcess) -> Trainer:
-    """The trainer, with the number of threads of the first process, as another number may change the last digits.
-
-    Raises ValueError unless all processes begin in the same state.
-    """
-    number = np.array([state.threads])
-    processes.from_first(number)
-    if number[0] != state.threads:
-        state.threads, before = int(number[0]), trainer
-        trainer = make(state.threads)
-        trainer.restore(before.checkpoint())
-    processes.check_same("data, settings or progress", state.to_text())
-    sums = [zlib.crc32(np.ascontiguousarray(trainer.parameters[name]).data) for name in trainer.artifacts.trainable]
-    processes.check_same("parameters", str(sums))
-    return trainer
-
-
-def _check_goes_on(state: RunState, data: int, rows: int, resumption: Resumption) -> None:
-    """Raise ValueError if the data are not those of the run, or if it is finished and may not be."""
-    done, recipe, file = len(state.history), state.recipe, f"resume: {resumption.path}"
-    if state.data != data:
-        raise ValueError(f"{file}: the training rows are others than those that the checkpoint was trained on")
-    if state.rows >= rows:
-        raise ValueError(f"{file}: {state.rows} rows of an epoch are done, expected fewer than its {rows}")
-    if resumption.may_be_done:
-        return
-    if done >= recipe.epochs:
-        raise ValueError(f"{file}: the checkpoint has {done} epochs done, expected epochs to be more than {done}")
-    if state.stopped_early:
-        raise ValueError(f"{file}: the run ended early in epoch {done}, expected a patience above {recipe.patience}")
 
 
 def make_folder(folder: Path, resumption: Resumption | None) -> None:
@@ -333,13 +287,6 @@ def _fastest_trainer(make: Callable[[int], Trainer], batch: Dataset) -> tuple[Tr
         return trainer, 1
     del trainer
     return make(threads), threads
-
-
-def _trainer(
-    kind: Callable[..., Trainer], artifacts: ArtifactSet, recipe: Recipe, patterns: bool, threads: int
-) -> Trainer:
-    options = session_options(threads, patterns)
-    return kind(artifacts, recipe.learning_rate, options, recipe.row_wise, recipe.fuse, recipe.loss_scale)
 
 
 def _seconds(trainer: Trainer, batch: Mapping[str, np.ndarray]) -> float:

@@ -81,11 +81,21 @@ def logged(output: Path, names: Sequence[str], steps: int) -> Iterator[Log]:
 
     names: of `LOGGERS`. steps: how many a run that goes on has made; figures of later ones are written anew.
     """
-    path = output / FILE
-    replace_file(path, b"".join(_lines(path, steps)) if steps else b"")
+    path, before = output / FILE, list[bytes]()
+    if steps and path.is_file():  # a last line that was not written to its end is left out
+        with open_regular(path) as lines:
+            before = [line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= steps]
+    replace_file(path, b"".join(before))
     with ExitStack() as stack:
         file, written = stack.enter_context(path.open("a", encoding="utf-8")), time.perf_counter()
-        boards = [_board(output / name, steps, stack) for name in names]
+        boards = []
+        for name in names:
+            from tensorboardX import SummaryWriter
+
+            # TensorBoard shows no figures of steps that are made anew.
+            board = SummaryWriter(str(output / name), purge_step=steps + 1 if steps else None, flush_secs=10)
+            stack.callback(board.close)
+            boards.append(board)
 
         def log(step: int, figures: Mapping[str, Any]) -> None:
             nonlocal written
@@ -99,22 +109,6 @@ def logged(output: Path, names: Sequence[str], steps: int) -> Iterator[Log]:
                         board.add_scalar(name, value, step)
 
         yield log
-
-
-def _lines(path: Path, steps: int) -> Iterator[bytes]:
-    """The lines about the first steps, without one that was not written to its end."""
-    if path.is_file():
-        with open_regular(path) as file:
-            yield from (line for line in file if line.endswith(b"\n") and json.loads(line)["step"] <= steps)
-
-
-def _board(folder: Path, steps: int, stack: ExitStack) -> Any:
-    """A writer of event files; TensorBoard shows no figures of steps that are made anew."""
-    from tensorboardX import SummaryWriter
-
-    board = SummaryWriter(str(folder), purge_step=steps + 1 if steps else None, flush_secs=10)
-    stack.callback(board.close)
-    return board
 
 
 def plot_losses(

@@ -174,7 +174,10 @@ class Resumption:
         state = RunState.from_text(checkpoint.properties[PROPERTY], path)
         if {group.step for group in checkpoint.optimizers.values()} != {state.optimizer_steps}:
             return cls(path, checkpoint, None, None)
-        return cls(path, checkpoint, state, _best(path, checkpoint, state), may_be_done)
+        epoch, best = best_epoch(state.history), None
+        if epoch is not None:
+            best = checkpoint if epoch == len(state.history) and not state.rows else _read_best(path, state, epoch)
+        return cls(path, checkpoint, state, best, may_be_done)
 
     @property
     def properties(self) -> dict[str, int | float | str]:
@@ -182,12 +185,8 @@ class Resumption:
         return {name: value for name, value in self.checkpoint.properties.items() if name != PROPERTY}
 
 
-def _best(path: Path, checkpoint: Checkpoint, state: RunState) -> Checkpoint | None:
-    epoch = best_epoch(state.history)
-    if epoch is None:
-        return None
-    if epoch == len(state.history) and not state.rows:
-        return checkpoint
+def _read_best(path: Path, state: RunState, epoch: int) -> Checkpoint:
+    """The checkpoint of a run's best epoch, beside its last one."""
     file = path.with_name(BEST)
     if not file.is_file():
         raise ValueError(f"resume: {file} is missing, expected the parameters of epoch {epoch}, the best so far")
