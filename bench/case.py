@@ -14,7 +14,7 @@ from opgrad.call.arrays import as_given, expanded, spec_of
 from opgrad.cli.examples import examples, expected
 from opgrad.cli.examples.arguments import ArraySource, Numpy, arguments, called, error_in_ulp, reference
 from opgrad.contract import Array, Operator, Shape, Spec
-from opgrad.contract.signature import Prepared, prepare
+from opgrad.contract.signature import Problem, prepare
 
 CHECKED = 1 << 19  # elements of a result that are compared with the reference
 IN_PLACE = "optimizer"  # the family whose calls write over their arguments
@@ -51,7 +51,7 @@ class Case:
         self.values = self.arguments(cell)
         prepared = self.prepared()
         self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
-        self.traffic: int = prepared.problem.bytes
+        self.traffic: int = prepared.bytes
         if self.op.name == "gather":  # of the array that it picks from, no more is read than is written
             self.traffic -= max(0, int(self.values["x"].nbytes - self.results["y"].nbytes))
 
@@ -69,7 +69,7 @@ class Case:
             **workload.attributes,
         )
 
-    def prepared(self) -> Prepared:
+    def prepared(self) -> Problem:
         """The checked call."""
         self.general, named = expanded(self.op, dict(self.values))
         self.given = as_given(self.general, named)

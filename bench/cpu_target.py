@@ -53,7 +53,8 @@ class Copy:
         self.bytes = self.source.nbytes + self.target.nbytes
         x, y = Operand(0, "float32"), Operand(1, "float32")
         operands = {"x": x, "y": y}
-        problem = Problem(1, n, 1, operands, attributes={}, specs={}, orders={}, bytes=self.bytes)
+        nothing: Any = {}
+        problem = Problem(nothing, 1, n, 1, operands, nothing, nothing, nothing, nothing, (), self.bytes)
         copying = elementwise_program(problem, COPY, "y", "x")
         self._parts = max(step.parts for step in copying.steps)
         self._plan = np.array(plan_words(copying), np.int64)

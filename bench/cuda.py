@@ -35,7 +35,7 @@ from opgrad.call.libraries.torch_tensors import TORCH_DTYPES, download, spec
 from opgrad.cli import machine
 from opgrad.cli.examples.arguments import ArraySource
 from opgrad.contract import Array, Shape
-from opgrad.contract.signature import Prepared, prepare
+from opgrad.contract.signature import Problem, prepare
 
 FASTEST_CLOCK = 2.1e9  # cycles a second: no multiprocessor runs faster for long
 TURN = 0.005  # seconds of calls in a turn
@@ -203,7 +203,7 @@ class TensorCase(Case):
     def placed(self, value: Any) -> Any:
         return value
 
-    def prepared(self) -> Prepared:
+    def prepared(self) -> Problem:
         return prepare(self.op, *signature(self.op, self.values, spec))
 
     def numpy(self, array: torch.Tensor) -> Array:
@@ -213,7 +213,7 @@ class TensorCase(Case):
         """The name of the regime that the kernel runs in."""
         out = list(map(spec, self.results.values()))
         checked = prepare(self.op, *signature(self.op, self.values, spec), out, any_stride=True)
-        return str(self.op.kernel("opgrad.cuda")(checked.problem).regime)
+        return str(self.op.kernel("opgrad.cuda")(checked).regime)
 
     def copies(self, count: int) -> list["TensorCase"]:
         """This case and others like it, each in memory of its own."""

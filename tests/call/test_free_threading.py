@@ -29,7 +29,7 @@ def at_once(function, count=4):
 """
 NUMPY = """
 import opgrad
-from opgrad.call import arrays, functions; from opgrad.cpu import plans
+from opgrad.call import arrays, entries; from opgrad.cpu import plans
 arrays.RUNNERS = plans.PLANS.most = 8  # plans are replaced all the time
 xs = [np.random.default_rng(n).normal(size=(3, n)).astype("float32") for n in range(1, 40)]
 relu, soft = [np.maximum(x, 0) for x in xs], [np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in xs]
@@ -55,12 +55,12 @@ def calls(number):
             assert f"labels[{number}] is 99" in str(error), error
         row[number] = labels[number]
 calls(0)  # imports and kernels
-print(json.dumps([at_once(calls), functions.SUPPORTED, type(opgrad.relu) is types.FunctionType]))
+print(json.dumps([at_once(calls), entries.SUPPORTED, type(opgrad.relu) is types.FunctionType]))
 """
 TORCH = """
 import torch, opgrad.torch
-from opgrad.call import entries, functions
-from opgrad.call.libraries import torch_calls, torch_storages
+from opgrad.call import entries
+from opgrad.call.libraries import torch_calls, torch_tensors
 torch.set_num_threads(1)
 torch_calls.prepare()
 def calls(number):
@@ -75,7 +75,7 @@ def calls(number):
         large = torch.ones(1 << 18)
         assert opgrad.torch.relu(large) is not opgrad.torch.relu(large)
 calls(0)  # imports and kernels
-print(json.dumps([at_once(calls), bool(entries.tensors.address), torch_storages._references is not None]))
+print(json.dumps([at_once(calls), bool(entries.tensors.address), torch_tensors._references is not None]))
 """
 
 

@@ -23,13 +23,13 @@ FILE = f".{NAME}.claim"
 # Each says, once all have started, what it compiles; the kernels are some of the runtime's own.
 COMPILES = """
 import sys
-from opgrad.cpu.compiler import emit
+from opgrad.cpu.compiler import decorators
 from opgrad.cpu.runtime import plan, pool
-compile = emit.object_code
+compile = decorators.object_code
 def told(function, form, symbol):
     print(symbol, flush=True)
     return compile(function, form, symbol)
-emit.object_code = told
+decorators.object_code = told
 print("ready", flush=True)
 sys.stdin.readline()
 for each in (plan.execute, pool.malloc, pool.drop): each.link()
@@ -37,8 +37,8 @@ for each in (plan.execute, pool.malloc, pool.drop): each.link()
 
 OWNS = """
 import sys, time
-from opgrad.cpu.compiler import claims
-with claims.claimed(sys.argv[1], sys.argv[2]):
+from opgrad.cpu.compiler import cache
+with cache.claimed(sys.argv[1], sys.argv[2]):
     print("mine", flush=True)
     sys.stdin.readline()
 """

@@ -49,7 +49,7 @@ PLACES = {"length": tuple(REST), "dtype": FLOATS, "layout": LAYOUTS, "samples": 
 
 
 def planned(op, specs, attributes):
-    return op.kernel("opgrad.cuda")(prepare(op, specs, attributes, any_stride=True).problem)
+    return op.kernel("opgrad.cuda")(prepare(op, specs, attributes, any_stride=True))
 
 
 # --- operators on single elements -------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ def attributes_program(kind):
         general, given = arrays.expanded(op, given)
         specs = [Spec(given[name].shape, given[name].dtype, given[name].strides) for name in general.inputs]
         known = {name: value for name, value in given.items() if name in general.attributes}
-        found = general.kernel("opgrad.cuda")(prepare(general, specs, known, any_stride=True).problem)
+        found = general.kernel("opgrad.cuda")(prepare(general, specs, known, any_stride=True))
         if general is not op and found.regime == kind["regime"].partition(",")[0]:
             return found
     return None

@@ -73,7 +73,7 @@ for name in ("softmax_grad", "softmax_cross_entropy_loss_and_grad", "gather_grad
     for dtype in ("float64", "bfloat16"):
         for op, specs, attributes in signatures(operators()[name], dtype):
             with without_triton.importing(), planning(Device()):
-                program = op.kernel("opgrad.cuda")(prepare(op, specs, attributes, any_stride=True).problem)
+                program = op.kernel("opgrad.cuda")(prepare(op, specs, attributes, any_stride=True))
             print(name, dtype, *map(ahead.key, program.launches))
 """
 

@@ -75,7 +75,7 @@ for op in loss_operators().values():
     if "dentropy" in op.inputs:
         specs["dentropy"] = Spec(samples, DTYPES["float32"])
     attributes = {name: value for name, value in options.items() if name != "probabilities"}
-    problem = prepare(op, [specs.get(name) for name in op.inputs], attributes, any_stride=True).problem
+    problem = prepare(op, [specs.get(name) for name in op.inputs], attributes, any_stride=True)
     for report in compiled(op.kernel("opgrad.cuda")(problem)):
         assert report.spilled == 0, (op.name, dtype, n, report.name, report.spilled)
         assert report.registers <= 255

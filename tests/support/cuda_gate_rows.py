@@ -71,7 +71,7 @@ def program_of(op: Operator, kind: Kind, attributes: Mapping[str, Any], dtypes: 
     for shape in shapes_of(kind, ROWS | COLUMNS | POINTWISE | ELEMENTS):
         specs = specs_of(op, shape, attributes, dtypes, kind["layout"])
         inputs, out = ([specs.get(name) for name in names] for names in (op.inputs, op.results))
-        program = op.kernel("opgrad.cuda")(prepare(op, inputs, attributes, out, any_stride=True).problem)
+        program = op.kernel("opgrad.cuda")(prepare(op, inputs, attributes, out, any_stride=True))
         if program.launches and program.regime == kind["regime"].partition(",")[0]:
             return program
     return None

@@ -66,7 +66,7 @@ class Variant:
             LOSS: [array, labels, None],
         }
         axis = {} if self.operator == LOSS else {"axis": 1}
-        return op.kernel("opgrad.cuda")(prepare(op, arrays[self.operator], axis, any_stride=True).problem)
+        return op.kernel("opgrad.cuda")(prepare(op, arrays[self.operator], axis, any_stride=True))
 
 
 def variants(operator: str, shape: tuple[int, ...], dtype: str) -> Iterator[Variant]:

@@ -63,7 +63,7 @@ def _steps(cell: Any) -> Any:
     indices = (workload.indices,) if workload.indices else ()
     options = {"indices": indices, "source": lambda seed: Zeros(), "forward": _forward}
     made = arguments(cell.op, workload.shape, cell.dtype, **options, **workload.attributes)
-    return cell.op.kernel("opgrad.cpu.programs")(_prepared(cell.op, made).problem).steps
+    return cell.op.kernel("opgrad.cpu.programs")(_prepared(cell.op, made)).steps
 
 
 def main(architecture: str, cpu: str, features: str, *operators: str) -> None:

@@ -57,19 +57,19 @@ class Runner:
         brought = None if given.get("out") is None else [memory.spec(each) for each in as_tuple(given["out"])]
         self.memory, self.op, self.finish = memory, op, op.finish or one_or_tuple
         self.like = next((place for place, array in enumerate(arrays) if array is not None), 0)
-        self.prepared = prepare(op, specs, attributes, brought, any_stride)
+        self.problem = prepare(op, specs, attributes, brought, any_stride)
         self.makers: list[Callable[[], Any]] = []
         if brought is None:
             made = [self._made(name, given) for name in op.results]
-            if made != [self.prepared.problem.specs[name] for name in op.results]:
-                self.prepared = prepare(op, specs, attributes, made, any_stride)
+            if made != [self.problem.specs[name] for name in op.results]:
+                self.problem = prepare(op, specs, attributes, made, any_stride)
             self.makers = [memory.maker(spec, arrays and arrays[self.like]) for spec in made]
-        self.copies = self.prepared.copies
-        self.specs = [self.prepared.problem.specs.get(name) for name in (*op.inputs, *op.results)]
+        self.copies = self.problem.copies
+        self.specs = [self.problem.specs.get(name) for name in (*op.inputs, *op.results)]
 
     def _made(self, name: str, given: Mapping[str, Any]) -> Spec:
         """A result that calls do not bring, with the strides that its library gives it."""
-        spec, order = self.prepared.results[name], self.prepared.problem.orders[name]
+        spec, order = self.problem.results[name], self.problem.orders[name]
         model = model_of(self.op, name)
         return replace(spec, strides=self.memory.strides(spec, order, None if model is None else given[model]))
 
@@ -132,7 +132,7 @@ class HostRunner(Runner):
     def __init__(self, memory: Memory, op: Operator, given: Mapping[str, Any], by_arrays: bool = False):
         super().__init__(memory, op, given)
         self.by_arrays, self.complete = by_arrays, None not in self.specs
-        self.plan = plan_for(self.prepared)
+        self.plan = plan_for(self.problem)
         self.address, self.threads = self.plan.address, self.plan.parts_max > 1
         self.nowhere = sum(1 for spec in self.specs if spec is None or 0 in spec.shape)
         self.table = ctypes.c_int64 * (len(self.specs) + REPORT)  # operands' addresses, then what a kernel reports

@@ -1,7 +1,10 @@
-"""Checks a call's signature against the declaration, arranges its arrays, and makes the problem for kernels."""
+"""Checks a call's signature against the declaration, arranges its arrays, and makes the problem for kernels.
+
+A message names the operator and the argument, says what the argument is, and what was expected.
+"""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -9,7 +12,7 @@ import numpy as np
 
 from opgrad.contract.arrangement import Arrangement, Strides, arranged_elements, arranged_rows, contiguous, is_injective
 from opgrad.contract.attributes import DTYPES, Attributes, Beside, Shape, Shapes, Spec, dimensions, read_axes
-from opgrad.contract.declaration import Operator, Tensor
+from opgrad.contract.declaration import Operator
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,14 @@ class Operand:
 
 @dataclass(frozen=True)
 class Problem:
-    """The argument of a kernel function: the loops' sizes, the operands by name, the attributes.
+    """A checked call as kernels see it: the loops' sizes, the operands by name, the attributes.
 
-    `bytes` counts each operand once. Operands that were not given are None. `orders` are the memory orders of
-    their axes, `specs` how they lie in memory.
+    Operands that were not given are None. `specs` say how they lie in memory, `orders` in which order their axes do.
+    `results` are those that the declaration asks for. `copies` holds the numbers of operands that kernels cannot use
+    where they lie, with the memory order of the copy. `bytes` counts each operand once.
     """
 
+    operator: Operator
     outer: int
     n: int
     inner: int
@@ -38,6 +43,8 @@ class Problem:
     attributes: Mapping[str, Any]
     specs: Mapping[str, Spec]
     orders: Mapping[str, tuple[int, ...]]
+    results: Mapping[str, Spec]
+    copies: tuple[tuple[int, tuple[int, ...]], ...]
     bytes: int
 
     @property
@@ -58,18 +65,60 @@ class Problem:
         return self.operands[name]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A result and another operand that must not overlap. same: whether they may be one and the same memory.
+def prepare(
+    op: Operator,
+    specs: Sequence[Spec | None],
+    attributes: Attributes,
+    out: Sequence[Spec] | None = None,
+    any_stride: bool = False,
+) -> Problem:
+    """Check a signature and lay it out; `out` describes results that the caller brings.
 
-    result_bytes, other_bytes: the bytes that the operands cover, counted from their data pointers.
+    any_stride: kernels take operands whose vectors are not contiguous. Raises the operator's TypeError,
+    ValueError or NotImplementedError.
     """
-
-    result: int
-    other: int
-    result_bytes: tuple[int, int]
-    other_bytes: tuple[int, int]
-    same: bool
+    attributes = dict(op.attributes) | attributes
+    inputs = dict(zip(op.arrays, specs, strict=True))
+    check_arrays(op, inputs, attributes)
+    results = result_specs(op, inputs, attributes)
+    given = {name: spec for name, spec in inputs.items() if spec is not None}
+    if out is not None:
+        _check_out(op, results, out)
+        given |= zip(results, out, strict=True)
+    tensors, present = {**op.inputs, **op.results}, results | given
+    layouts = {
+        name: (_strides(spec) if name in given else None, spec.dtype.itemsize)
+        for name, tensor in tensors.items()
+        if tensor.role == "element" and (spec := present.get(name)) is not None
+    }
+    if op.kind in ("slices", "whole", "strided"):
+        loops = Arrangement(1, 1, 1, (), {})
+    elif op.kind == "elements":
+        loops = arranged_elements(present[next(iter(layouts))].shape, layouts, any_stride)
+    else:
+        reduced = range(1, 2) if op.kind == "classes" else attributes["axis"]
+        loops = arranged_rows(present[next(iter(layouts))].shape, reduced, layouts, any_stride)
+    operands: dict[str, Operand | None] = dict.fromkeys(tensors)
+    placed, orders, copies = dict[str, Spec](), dict[str, tuple[int, ...]](), []
+    for number, (name, tensor) in enumerate(tensors.items()):
+        if name not in present:
+            continue
+        spec, rank = present[name], len(present[name].shape)
+        order = tuple(range(rank))  # of an array that is made or copied for these loops
+        if tensor.role == "element" and len(loops.order) == rank:
+            order = loops.order
+        elif tensor.role == "sample" and len(loops.order) == rank + 1:
+            order = tuple(axis - (axis > 1) for axis in loops.order if axis != 1)
+        spec = replace(spec, strides=_strides(spec, () if name in given else order))
+        strides = loops.strides.get(name, Strides(loops.n * loops.inner, loops.inner, 1, fits=True))
+        operands[name] = Operand(number, spec.dtype.name, strides.outer, strides.n, strides.inner)
+        if _is_copied(op, loops, name, spec, order, any_stride):
+            copies.append((number, order))
+            if op.kind == "strided":  # its kernels read the strides of the copy
+                spec = replace(spec, strides=contiguous(spec.shape, order, spec.dtype.itemsize))
+        placed[name], orders[name] = spec, order
+    size, sizes = sum(map(_bytes, placed.values())), (loops.outer, loops.n, loops.inner)
+    return Problem(op, *sizes, operands, attributes, placed, orders, results, tuple(copies), size)
 
 
 def check_arrays(op: Operator, specs: Mapping[str, Spec | None], attributes: Attributes) -> None:
@@ -80,13 +129,21 @@ def check_arrays(op: Operator, specs: Mapping[str, Spec | None], attributes: Att
             if name not in op.optional:
                 raise TypeError(f"{op.name}: {name} is None, expected an array")
             continue
-        _check_dtype(op, name, spec, tensor, specs)
+        has = f"{op.name}: {name} has dtype {spec.dtype.name}"
+        if not spec.dtype.isnative:
+            raise TypeError(
+                f"{op.name}: {name} has dtype {spec.dtype} in foreign byte order, expected native byte order"
+            )
+        if spec.dtype.name not in tensor.dtypes:
+            raise TypeError(f"{has}, expected one of {', '.join(tensor.dtypes)}")
+        model = specs[tensor.dtype_of] if tensor.dtype_of else None
+        if model is not None and model.dtype != spec.dtype and spec.dtype.name not in tensor.besides:
+            raise TypeError(f"{has}, expected {model.dtype.name}, the dtype of {tensor.dtype_of}")
     shapes = {name: spec.shape for name, spec in specs.items() if spec is not None}
     for name, shape in shapes.items():
-        tensor = op.inputs[name]
-        if len(shape) not in tensor.ranks:
-            several = " or ".join(map(str, tensor.ranks))
-            allowed = f"at least {tensor.ranks.start}" if tensor.ranks.stop > 64 else several
+        ranks = op.inputs[name].ranks
+        if len(shape) not in ranks:
+            allowed = f"at least {ranks.start}" if ranks.stop > 64 else " or ".join(map(str, ranks))
             raise ValueError(f"{op.name}: {name} has {dimensions(len(shape))}, expected {allowed}")
     normalise(op, attributes, shapes)
     for name, shape in shapes.items():
@@ -94,18 +151,6 @@ def check_arrays(op: Operator, specs: Mapping[str, Spec | None], attributes: Att
         expected = tensor.shape and tensor.shape(shapes, attributes)
         if expected is not None and shape != expected:
             raise ValueError(f"{op.name}: {name} has shape {shape}, expected {expected}, {tensor.as_in}")
-
-
-def _check_dtype(op: Operator, name: str, spec: Spec, tensor: Tensor, specs: Mapping[str, Spec | None]) -> None:
-    if not spec.dtype.isnative:
-        raise TypeError(f"{op.name}: {name} has dtype {spec.dtype} in foreign byte order, expected native byte order")
-    if spec.dtype.name not in tensor.dtypes:
-        expected = ", ".join(tensor.dtypes)
-        raise TypeError(f"{op.name}: {name} has dtype {spec.dtype.name}, expected one of {expected}")
-    model = specs[tensor.dtype_of] if tensor.dtype_of else None
-    if model is not None and model.dtype != spec.dtype and spec.dtype.name not in tensor.besides:
-        expected = f"{model.dtype.name}, the dtype of {tensor.dtype_of}"
-        raise TypeError(f"{op.name}: {name} has dtype {spec.dtype.name}, expected {expected}")
 
 
 def normalise(op: Operator, attributes: Attributes, shapes: Shapes) -> None:
@@ -119,19 +164,6 @@ def normalise(op: Operator, attributes: Attributes, shapes: Shapes) -> None:
 
 
 MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32  # of an array
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A checked signature: the problem for kernels, the results, and the arrays that must be copied for it.
-
-    `copies` holds the operands' numbers with the memory order of the copy.
-    """
-
-    operator: Operator
-    problem: Problem
-    results: Mapping[str, Spec]
-    copies: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: Attributes) -> dict[str, Spec]:
@@ -150,98 +182,82 @@ def result_specs(op: Operator, inputs: Mapping[str, Spec | None], attributes: At
     return specs
 
 
-def check_out(op: Operator, results: Mapping[str, Spec], out: Sequence[Spec]) -> None:
+def _check_out(op: Operator, results: Mapping[str, Spec], out: Sequence[Spec]) -> None:
     """Raise TypeError or ValueError unless the arrays in `out` can hold the results."""
     for (name, spec), given in zip(results.items(), out, strict=True):
+        what, strides = f"{op.name}: out for {name}", _strides(given)
         if given.dtype != spec.dtype:
-            raise TypeError(f"{op.name}: out for {name} has dtype {given.dtype.name}, expected {spec.dtype.name}")
+            raise TypeError(f"{what} has dtype {given.dtype.name}, expected {spec.dtype.name}")
         if given.shape != spec.shape:
-            raise ValueError(
-                f"{op.name}: out for {name} has shape {given.shape}, expected {spec.shape}, {op.results[name].as_in}"
-            )
-        if not is_injective(given.shape, _strides(given), given.dtype.itemsize):
-            repeated = any(not stride and size > 1 for stride, size in zip(_strides(given), given.shape, strict=True))
+            raise ValueError(f"{what} has shape {given.shape}, expected {spec.shape}, {op.results[name].as_in}")
+        if not is_injective(given.shape, strides, given.dtype.itemsize):
+            repeated = any(not stride and size > 1 for stride, size in zip(strides, given.shape, strict=True))
             fault = "repeats elements (stride 0)" if repeated else "overlaps itself"
-            raise ValueError(f"{op.name}: out for {name} {fault}, expected distinct elements")
+            raise ValueError(f"{what} {fault}, expected distinct elements")
 
 
-def prepare(
-    op: Operator,
-    specs: Sequence[Spec | None],
-    attributes: Attributes,
-    out: Sequence[Spec] | None = None,
-    any_stride: bool = False,
-) -> Prepared:
-    """Check a signature and lay it out; `out` describes results that the caller brings.
-
-    any_stride: kernels take operands whose vectors are not contiguous. Raises the operator's TypeError,
-    ValueError or NotImplementedError.
-    """
-    attributes = dict(op.attributes) | attributes
-    inputs = dict(zip(op.arrays, specs, strict=True))
-    check_arrays(op, inputs, attributes)
-    results = result_specs(op, inputs, attributes)
-    if out is not None:
-        check_out(op, results, out)
-    tensors = {**op.inputs, **op.results}
-    present = {name: spec for name, spec in inputs.items() if spec is not None}
-    present |= results if out is None else dict(zip(results, out, strict=True))
-    made = frozenset(results) if out is None else frozenset[str]()
-    loops = _loops(
-        op, {name: present[name] for name in present if tensors[name].role == "element"}, made, attributes, any_stride
-    )
-    orders = {name: _order(loops, tensors[name].role, len(spec.shape)) for name, spec in present.items()}
-    placed = {name: _placed(spec, orders[name]) if name in made else _placed(spec) for name, spec in present.items()}
-    operands: dict[str, Operand | None] = dict.fromkeys(tensors)
-    copies = []
-    for number, name in enumerate(tensors):
-        if name not in placed:
-            continue
-        spec, order = placed[name], orders[name]
-        operands[name] = _operand(loops, number, name, spec)
-        if _is_copied(op, loops, name, spec, order, any_stride):
-            copies.append((number, order))
-            if op.kind == "strided":  # its kernels read the strides of the copy
-                placed[name] = _placed(replace(spec, strides=None), order)
-    size = sum(_bytes(spec) for spec in placed.values())
-    problem = Problem(loops.outer, loops.n, loops.inner, operands, attributes, placed, orders, size)
-    return Prepared(op, problem, results, tuple(copies))
+def _strides(spec: Spec, order: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The strides in bytes; without them, those of an array whose axes lie in this order, by default in C order."""
+    if spec.strides is not None:
+        return spec.strides
+    return contiguous(spec.shape, order or tuple(range(len(spec.shape))), spec.dtype.itemsize)
 
 
-def pairs(prepared: Prepared) -> list[Pair]:
-    """The results with every other array that they must not overlap."""
-    op, specs, found = prepared.operator, prepared.problem.specs, []
-    numbers = {name: number for number, name in enumerate((*op.inputs, *op.results))}
-    for result in op.results:
-        for name, spec in specs.items():
-            if numbers[name] < numbers[result]:
-                output = specs[result]
-                same = spec.dtype == output.dtype and _strides(spec) == _strides(output)
-                same &= name in op.in_place.get(result, ())
-                found.append(Pair(numbers[result], numbers[name], covered(output), covered(spec), same))
-    return found
-
-
-def _is_broken(spec: Spec) -> bool:
-    """Whether a stride is no whole number of elements."""
-    steps = zip(spec.shape, _strides(spec), strict=True)
-    return any(stride % spec.dtype.itemsize for size, stride in steps if size > 1)
-
-
-def _is_dense_last(spec: Spec) -> bool:
-    """Whether neighbours along the last axis are neighbours in memory."""
-    return not spec.shape or spec.shape[-1] <= 1 or _strides(spec)[-1] == spec.dtype.itemsize
-
-
-def _placed(spec: Spec, order: tuple[int, ...] = ()) -> Spec:
-    """The spec with strides; an array without strides, which is still to be made, gets its axes in this order."""
-    return replace(spec, strides=_strides(spec, order))
+def _is_copied(
+    op: Operator, loops: Arrangement, name: str, spec: Spec, order: tuple[int, ...], any_stride: bool
+) -> bool:
+    """Whether kernels cannot use an array where it lies, and get a copy whose axes lie in this order."""
+    if 0 in spec.shape:
+        return False
+    item, moving = spec.dtype.itemsize, [axis for axis, size in enumerate(spec.shape) if size > 1]
+    strides = _strides(spec)
+    is_broken = any(strides[axis] % item for axis in moving)  # a stride is no whole number of elements
+    if op.kind == "blocks":  # threads of a GPU read only whole elements from one to the next
+        return any_stride and is_broken
+    if op.kind == "strided":
+        last = len(spec.shape) - 1
+        return is_broken or (last in moving and strides[last] != item)
+    if name in loops.strides:
+        return not loops.strides[name].fits
+    packed = contiguous(spec.shape, order, item)
+    return any(strides[axis] != packed[axis] for axis in moving)
 
 
 def _bytes(spec: Spec) -> int:
     """The bytes that are read if each element is read once, repeated elements included."""
     moving = (size for size, stride in zip(spec.shape, _strides(spec), strict=True) if stride or not size)
     return spec.dtype.itemsize * math.prod(moving)
+
+
+# --- operands that must not overlap ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A result and another operand that must not overlap. same: whether they may be one and the same memory.
+
+    result_bytes, other_bytes: the bytes that the operands cover, counted from their data pointers.
+    """
+
+    result: int
+    other: int
+    result_bytes: tuple[int, int]
+    other_bytes: tuple[int, int]
+    same: bool
+
+
+def pairs(problem: Problem) -> list[Pair]:
+    """The results with every other array that they must not overlap."""
+    op, specs, found = problem.operator, problem.specs, []
+    numbers = {name: number for number, name in enumerate((*op.inputs, *op.results))}
+    for result in op.results:
+        for name, spec in specs.items():
+            if numbers[name] < numbers[result]:
+                output = specs[result]
+                same = (spec.dtype, spec.strides) == (output.dtype, output.strides)
+                same &= name in op.in_place.get(result, ())
+                found.append(Pair(numbers[result], numbers[name], covered(output), covered(spec), same))
+    return found
 
 
 def covered(spec: Spec) -> tuple[int, int]:
@@ -252,56 +268,7 @@ def covered(spec: Spec) -> tuple[int, int]:
     return sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + spec.dtype.itemsize
 
 
-def _loops(
-    op: Operator, elements: Mapping[str, Spec], made: Collection[str], attributes: Attributes, any_stride: bool
-) -> Arrangement:
-    """The loops over the arrays that have an entry for each element. made: those that are still to be made."""
-    if op.kind in ("slices", "whole", "strided"):
-        return Arrangement(1, 1, 1, (), {})
-    shape = next(iter(elements.values())).shape
-    strides = {name: (None if name in made else _strides(spec), spec.dtype.itemsize) for name, spec in elements.items()}
-    if op.kind == "elements":
-        return arranged_elements(shape, strides, any_stride)
-    return arranged_rows(shape, range(1, 2) if op.kind == "classes" else attributes["axis"], strides, any_stride)
-
-
-def _strides(spec: Spec, order: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The strides in bytes; without them, those of an array whose axes lie in this order, by default in C order."""
-    if spec.strides is not None:
-        return spec.strides
-    return contiguous(spec.shape, order or tuple(range(len(spec.shape))), spec.dtype.itemsize)
-
-
-def _order(loops: Arrangement, role: str, rank: int) -> tuple[int, ...]:
-    """The memory order of an array that is made or copied for these loops."""
-    if role == "element" and len(loops.order) == rank:
-        return loops.order
-    if role == "sample" and len(loops.order) == rank + 1:
-        return tuple(axis - (axis > 1) for axis in loops.order if axis != 1)
-    return tuple(range(rank))
-
-
-def _operand(loops: Arrangement, number: int, name: str, spec: Spec) -> Operand:
-    """An operand as kernels see it."""
-    strides = loops.strides.get(name, Strides(loops.n * loops.inner, loops.inner, 1, fits=True))
-    return Operand(number, spec.dtype.name, strides.outer, strides.n, strides.inner)
-
-
-def _is_copied(
-    op: Operator, loops: Arrangement, name: str, spec: Spec, order: tuple[int, ...], any_stride: bool
-) -> bool:
-    """Whether kernels cannot use an array where it lies, and get a copy whose axes lie in this order."""
-    if 0 in spec.shape:
-        return False
-    if op.kind == "blocks":  # threads of a GPU read only whole elements from one to the next
-        return any_stride and _is_broken(spec)
-    if op.kind == "strided":
-        return _is_broken(spec) or not _is_dense_last(spec)
-    if name in loops.strides:
-        return not loops.strides[name].fits
-    packed = contiguous(spec.shape, order, spec.dtype.itemsize)
-    return any(_strides(spec)[axis] != packed[axis] for axis, size in enumerate(spec.shape) if size > 1)
-
+# --- error messages for labels and indices that are out of range, for every backend ----------------------------------
 
 Explain = Callable[[int, int], Exception]  # explain(position of a wrong number in memory order, the number)
 
@@ -350,6 +317,10 @@ def position_of(position: int, shape: tuple[int, ...], order: tuple[int, ...]) -
     return f"[{', '.join(map(str, found))}]" if found else ""
 
 
+# --- plain values, which never change, so that they can be part of a plan's key --------------------------------------
+
+# A number may be passed in an array or in any object with `__float__` or `__index__`. If such an object were hashed
+# itself, it would find the plan of the number that it held before.
 T = TypeVar("T")
 # The types themselves: a class derived from one of them may say anything of its value.
 # A library adds its own when it is first met.

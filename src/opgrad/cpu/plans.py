@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from opgrad.base.locks import settling
 from opgrad.contract import DTYPES, Attributes, Operator, Spec, only, spread
-from opgrad.contract.signature import Explain, Prepared, is_plain, prepare
+from opgrad.contract.signature import Explain, Problem, is_plain, prepare
 from opgrad.cpu import programs
 from opgrad.cpu.compiler import decorators
 from opgrad.cpu.compiler.decorators import inline, noting
@@ -90,49 +90,48 @@ def plan(op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out
     return plan_for(prepare(op, specs, attributes, out))
 
 
-def plan_for(prepared: Prepared) -> Plan:
+def plan_for(problem: Problem) -> Plan:
     """The plan of a checked signature; see `plan`."""
     with settling:
         threads.join_openmp()
-        key = _key(prepared)
+        key = _key(problem)
         found = PLANS.get(key)
         if found is None:
-            found = _new_plan(prepared)
+            found = _new_plan(problem)
             if key is not None and not decorators.is_unfinished():  # a plan that was made meanwhile may lack kernels
                 PLANS.keep(key, found)
         return found
 
 
-def _key(prepared: Prepared) -> Hashable:
+def _key(problem: Problem) -> Hashable:
     """All that a plan depends on; None if a value among the attributes may change.
 
     The text of the attributes tells 1 from 1.0 and True, and 0.0 from -0.0.
     """
-    problem = prepared.problem
     if not all(is_plain(each) or type(each) is range for each in problem.attributes.values()):
         return None
+    each = (tuple(one.items()) for one in (problem.operands, problem.specs, problem.orders))
     sizes = problem.outer, problem.n, problem.inner
-    each = problem.operands, problem.specs, problem.orders
-    return prepared.operator, sizes, *(tuple(one.items()) for one in each), prepared.copies, repr(problem.attributes)
+    return problem.operator, sizes, *each, problem.copies, repr(problem.attributes)
 
 
-def _new_plan(prepared: Prepared) -> Plan:
-    operator = prepared.operator
+def _new_plan(problem: Problem) -> Plan:
+    operator = problem.operator
     try:
-        program = operator.kernel(programs.__name__)(prepared.problem)
-        code = plan_words(program, *overlap_words(prepared))
+        program = operator.kernel(programs.__name__)(problem)
+        code = plan_words(program, *overlap_words(problem))
     except LackingError as error:
         raise LackingError(f"{operator.name}: {error}") from None
     return Plan(
         operator,
-        tuple(prepared.results.values()),
-        prepared.copies,
+        tuple(problem.results.values()),
+        problem.copies,
         program.scratch_bytes,
         max((step.parts for step in program.steps), default=1),
-        (ctypes.c_int64 * len(code))(*code),
+        words(code),
         program.explain or _unexplained,
         program.name or " + ".join(dict.fromkeys(step.kernel.__name__ for step in program.steps)),
-        prepared.problem.bytes,
+        problem.bytes,
         program.tables,
     )
 

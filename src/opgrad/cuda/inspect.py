@@ -54,7 +54,7 @@ def compiled(program: Program, addresses_aligned: bool = True, arch: int = 90) -
 
         op = operators()["softmax_grad"]
         array = Spec((4096, 1024), np.dtype("float32"))
-        problem = prepare(op, [array, array], {"axis": -1}, any_stride=True).problem
+        problem = prepare(op, [array, array], {"axis": -1}, any_stride=True)
         for report in compiled(op.kernel("opgrad.cuda")(problem)):
             print(report.name, report.registers, report.loads, report.stores)
             print(report.ptx)

@@ -42,12 +42,12 @@ _kept: list[Any] = forever([])  # what words point to
 
 def plan_on_device(op: Operator, specs: Sequence[Spec | None], attributes: Attributes) -> Plan:
     """The plan of a signature for the current device. Raises what `prepare` raises, RuntimeError if a kernel lacks."""
-    prepared = prepare(op, specs, attributes, any_stride=True)
+    problem = prepare(op, specs, attributes, any_stride=True)
     context, own = driver.current(), driver.attributes()
     device = DEVICES.get(own["architecture"], Device(**own))
-    program, found = compiled(op, prepared.problem, device, kernels(device.architecture))
+    program, found = compiled(op, problem, device, kernels(device.architecture))
     steps = [_step(i, *each, _function(op, *each, device, context)) for i, each in enumerate(found)]
-    code = joined(steps, 8 * STATUS_WORDS, *overlap_words(prepared))
+    code = joined(steps, 8 * STATUS_WORDS, *overlap_words(problem))
 
     def explain(number: int, status: int) -> Exception:
         name = found[number][0].kernel.__name__
@@ -55,14 +55,14 @@ def plan_on_device(op: Operator, specs: Sequence[Spec | None], attributes: Attri
 
     return Plan(
         op,
-        tuple(prepared.results.values()),
-        prepared.copies,
+        tuple(problem.results.values()),
+        problem.copies,
         program.scratch_bytes,
         1,
         words(code),
         explain,
         program.regime,
-        prepared.problem.bytes,
+        problem.bytes,
         (),
     )
 
@@ -143,7 +143,7 @@ def compile_ahead(
     environment = f"sm_{architecture}-triton-{triton_private.version()}"
     cache = Packing(environment, directory(), ObjectCache(environment, folder))
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        compiled(op, prepare(op, specs, attributes, any_stride=True).problem, DEVICES[architecture], cache)
+        compiled(op, prepare(op, specs, attributes, any_stride=True), DEVICES[architecture], cache)
 
 
 def compiled(

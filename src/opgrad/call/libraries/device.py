@@ -90,7 +90,7 @@ class DeviceRunner(Runner):
             raise ImportError(
                 f'{op.name}: CUDA kernels need Triton, which is not installed: pip install "opgrad[cuda]"'
             )
-        self.pairs, self.program = pairs(self.prepared), op.kernel(cuda.__name__)(self.prepared.problem)
+        self.pairs, self.program = pairs(self.problem), op.kernel(cuda.__name__)(self.problem)
         self.scratch = None
         if self.program.scratch_bytes:
             spec = Spec((self.program.scratch_bytes,), np.dtype(np.uint8), (1,))
@@ -121,7 +121,7 @@ class DeviceRunner(Runner):
     def _compile(self, addresses: Sequence[int], scratch: int) -> None:
         from opgrad.cuda.execute import Compiled, Program
 
-        if self.program.checks and self.prepared.problem.attributes.get("check"):
+        if self.program.checks and self.problem.attributes.get("check"):
             self.checks = Compiled(Program(self.program.checks), addresses, scratch)
         self.compiled = Compiled(self.program, addresses, scratch)
 

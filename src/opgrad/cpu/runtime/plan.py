@@ -10,14 +10,14 @@ share a byte, since arrays may have gaps; then `check_overlap` decides exactly, 
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from struct import pack, unpack
 from typing import Any, Final
 
 import numpy as np
 
-from opgrad.contract import Array, Operator, Spec
-from opgrad.contract.signature import Operand, Pair, Prepared, covered, pairs
+from opgrad.contract import Array, Operator
+from opgrad.contract.signature import Operand, Pair, Problem, covered, pairs
 from opgrad.cpu.compiler.decorators import Kernel, inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
 from opgrad.cpu.compiler.words import Structure, at, behind, call_address, load_word, stack_words, store_word, structure
@@ -52,28 +52,20 @@ class Span(Structure):
     group: int  # operands of one group may be the same memory
 
 
-def overlap_words(prepared: Prepared) -> tuple[list[Couple], list[Span]]:
+def overlap_words(problem: Problem) -> tuple[list[Couple], list[Span]]:
     """What is compared in calls of a signature that bring their results: couples of operands, or many operands."""
-    op = prepared.operator
-    if len(op.inputs) + len(op.results) > FEW:
-        return [], list(_spans(prepared))
-    each = [Couple(p.result, p.other, *p.result_bytes, *p.other_bytes, p.same) for p in pairs(prepared)]
-    return each, []
-
-
-def _spans(prepared: Prepared) -> Iterator[Span]:
-    op, specs = prepared.operator, prepared.problem.specs
+    op, specs = problem.operator, problem.specs
     names, groups = [*op.inputs, *op.results], dict[str, str]()
+    if len(names) <= FEW:
+        found = pairs(problem)
+        return [Couple(p.result, p.other, *p.result_bytes, *p.other_bytes, p.same) for p in found], []
     for result, others in op.in_place.items():
-        groups |= {name: result for name in others if _are_alike(specs, name, result)}
-    for name in names:
-        low, high = covered(specs[name]) if name in specs else (0, 0)
-        yield Span(low, high, names.index(groups.get(name, name)))
-
-
-def _are_alike(specs: Mapping[str, Spec], name: str, other: str) -> bool:
-    a, b = specs.get(name), specs.get(other)
-    return a is not None and b is not None and a.dtype == b.dtype and a.strides == b.strides
+        for name in others:
+            a, b = specs.get(name), specs.get(result)
+            if a is not None and b is not None and (a.dtype, a.strides) == (b.dtype, b.strides):
+                groups[name] = result
+    ends = [covered(specs[name]) if name in specs else (0, 0) for name in names]
+    return [], [Span(*each, names.index(groups.get(name, name))) for name, each in zip(names, ends, strict=True)]
 
 
 # --- in native code ------------------------------------------------------------------------------------------------
