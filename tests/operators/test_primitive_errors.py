@@ -302,8 +302,10 @@ def test_out_that_overlaps(name, rng):
     for wrong in (memory.view("float16")[:12].reshape(SHAPE), shifted[:, ::-1]):
         fails(name, given | {"out": wrong}, ValueError, f"out for {first} overlaps {next(iter(given))}, {message}")
     given = arguments(name, rng)
-    for chain in ([post_ops.add(moved)], [post_ops.add(0.5), post_ops.mul(shifted[:, :1])]):
-        message = f"out for {first} overlaps post_ops[{len(chain) - 1}]'s operand, expected separate memory"
+    apart = np.ones(SHAPE, "float32")
+    for place, operands in enumerate(((moved, apart), (apart, shifted))):
+        chain = [post_ops.add(operands[0]), post_ops.mul(operands[1][:, :1])]
+        message = f"out for {first} overlaps post_ops[{place}]'s operand, expected separate memory"
         fails(name, given | {"post_ops": chain, "out": shifted}, ValueError, message)
     where = memory.view(bool)[:12].reshape(SHAPE)
     message = f"out for {first} overlaps where, expected separate memory"

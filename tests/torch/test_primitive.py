@@ -185,6 +185,7 @@ DIFFERENTIABLE = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("name", "attributes"), [("softmax", "all"), ("log_softmax", "eltwise")])
 def test_gradient_of_x(name, attributes):
     assert gradcheck(lambda x: getattr(opgrad, name)(x, **DIFFERENTIABLE[attributes]), double(*SHAPE))
@@ -197,9 +198,11 @@ def test_gradients_of_operands():
 
     condition = torch.tensor([True, False, True, True, False])
     assert gradcheck(function, (double(*SHAPE), double(4, 1), double(*SHAPE), double(5)))
-    assert gradcheck(lambda bias: opgrad.softmax(torch.ones(SHAPE).double(), post_ops=[post_ops.add(bias)]), double(5))
+    x, factor, other = torch.ones(SHAPE).double(), torch.ones(4, 1).double(), torch.ones(5).double()
+    assert gradcheck(lambda bias: function(x, factor, bias, other), double(*SHAPE))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_gradient_of_the_saved_result(name):
     def function(x):
@@ -210,6 +213,7 @@ def test_gradient_of_the_saved_result(name):
     torch.testing.assert_close(function(x)[1], getattr(opgrad, name)(x.detach() * 0.5))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_gradient_of_the_log_sum_exp(name):
     x, where = torch.randn(3, 5, requires_grad=True), torch.tensor([True, True, False, True, True])
@@ -234,6 +238,7 @@ def test_forward_with_gradient_is_the_forward_without():
         assert not opgrad.softmax(x.clone().requires_grad_(), stats=True)[0].requires_grad
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2"])
 def test_dtypes_of_gradients(dtype):
     """Each gradient has the dtype of its tensor, whatever that of the result."""
