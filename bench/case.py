@@ -141,7 +141,11 @@ class Case:
         return total / labels.size
 
     def _errors(self) -> Iterator[float]:
-        axis, step = self._sampling()
+        # An axis, the first or the last, along which results do not depend on each other, and the step along it.
+        first = self.axis % len(self.shape) == 0
+        axis = -1 if self.op.kind == "slices" or (self.op.kind == "rows" and first) else 0
+        dependent = self.op.kind in ("slices", "rows") and self.axis % len(self.shape) == axis % len(self.shape)
+        step = 1 if dependent else max(1, min(self.shape[axis], math.prod(self.shape) // CHECKED))
         given = {name: self.values[name] for name in self.op.arrays if name in self.values}
         values = self.values | {name: self._taken(name, array, axis, step) for name, array in given.items()}
         if "shape" in values and step > 1:
@@ -149,17 +153,10 @@ class Case:
         for name, exact in reference(self.op, values).items():
             of_each = self.op.results[name].role == "element"
             if of_each or step == 1:
-                mean = self.op.kind == "classes" and name == "dlogits" and step > 1
-                share = self._sampled_share(values) if mean else 1.0
-                yield error_in_ulp(self._taken(name, self.results[name], axis, step), exact * share)
-
-    def _sampling(self) -> tuple[int, int]:
-        """An axis, the first or the last, along which results do not depend on each other, and the step along it."""
-        first = self.axis % len(self.shape) == 0
-        axis = -1 if self.op.kind == "slices" or (self.op.kind == "rows" and first) else 0
-        dependent = self.op.kind in ("slices", "rows") and self.axis % len(self.shape) == axis % len(self.shape)
-        step = 1 if dependent else max(1, min(self.shape[axis], math.prod(self.shape) // CHECKED))
-        return axis, step
+                if self.op.kind == "classes" and name == "dlogits" and step > 1:
+                    # The mean over all samples divides by more than that of a few.
+                    exact = exact * (math.prod(values["labels"].shape) / math.prod(self.values["labels"].shape))
+                yield error_in_ulp(self._taken(name, self.results[name], axis, step), exact)
 
     def _taken(self, name: str, array: Any, axis: int, step: int) -> Array:
         """The sample of an argument or a result."""
@@ -167,10 +164,6 @@ class Case:
         if step == 1 or role == "alone" or name == "indices" or not array.ndim:
             return self.numpy(array)
         return self.numpy(array[(slice(None),) * (axis % array.ndim) + (slice(None, None, step),)])
-
-    def _sampled_share(self, values: Mapping[str, Any]) -> float:
-        """The sample's share of the whole: the mean over all samples divides by more than that of a few."""
-        return math.prod(values["labels"].shape) / math.prod(self.values["labels"].shape)
 
 
 class GraphCase(Case):
@@ -215,12 +208,8 @@ class GraphCase(Case):
         if self.op.family == IN_PLACE:
             self.share()  # earlier calls have changed the copies
             self.call()()
-        exact = expected(self.op, self.values)
-        return max(_error(got, right) for got, right in zip(self.results.values(), exact, strict=True))
-
-
-def _error(got: Array, exact: Array) -> float:
-    """In ulp; for integers and truth values infinite if wrong."""
-    if got.dtype.kind in "biu":
-        return 0.0 if np.array_equal(got, exact) else math.inf
-    return error_in_ulp(got, exact)
+        found = [
+            (0.0 if np.array_equal(got, right) else math.inf) if got.dtype.kind in "biu" else error_in_ulp(got, right)
+            for got, right in zip(self.results.values(), expected(self.op, self.values), strict=True)
+        ]
+        return max(found)

@@ -123,6 +123,13 @@ class StepCase:
             result.backward(self.upstream)
         return result
 
+    def beyond(self, call: Call) -> int | None:
+        """Bytes that a call takes beyond results and gradients."""
+        for leaf in self.leaves:
+            leaf.grad = None
+        grown = growth(call)
+        return None if grown is None else max(0, grown - self.kept)
+
 
 class LossCase(StepCase):
     """A cell's tensors, and a step with each loss."""
@@ -271,17 +278,10 @@ def measure(cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
         "group": cell.workload.group,
         "headline": False,
         **({} if error is None else {"error_ulp": finite(error)}),
-        "beyond": {name: _beyond(case, steps[name]) for name in found["ways"][NEW]["times"]},
+        "beyond": {name: case.beyond(steps[name]) for name in found["ways"][NEW]["times"]},
         "needed": case.needed,
         **found,
     }
-
-
-def _beyond(case: StepCase, call: Call) -> int | None:
-    for leaf in case.leaves:
-        leaf.grad = None
-    grown = growth(call)
-    return None if grown is None else max(0, grown - case.kept)
 
 
 def growth(call: Call) -> int | None:

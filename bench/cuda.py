@@ -119,7 +119,8 @@ def interleaved(
         samples = [_host_seconds(contestant, TRIED, numbers, clock, wait=False) for _ in range(REPEATED)]
         hosts[name] = statistics.median(samples)
         if small:
-            turns[name] = partial(_turn_on_host, contestant, max(1, math.ceil(TURN / expected)), numbers, clock)
+            count = max(1, math.ceil(TURN / expected))
+            turns[name] = partial(lambda *given: [_host_seconds(*given)], contestant, count, numbers, clock)
         else:
             turns[name] = partial(_turn_on_device, contestant, expected, hosts[name], numbers, clock)
     times = take_turns(turns, seconds)
@@ -158,11 +159,6 @@ def _turn_on_device(
         marks.append(clock.mark())
     clock.wait()
     return [clock.seconds(begin, end) / batch for begin, end in itertools.pairwise(marks)]
-
-
-def _turn_on_host(contestant: Contestant, count: int, numbers: Iterator[int], clock: Clock) -> list[float]:
-    """Seconds of a call, from many calls until the device has done them."""
-    return [_host_seconds(contestant, count, numbers, clock)]
 
 
 REFERENCE_ELEMENTS = 1 << 26  # of a loss's logits that are widened to float64 at once

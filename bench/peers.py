@@ -20,7 +20,6 @@ from bench.case import Case, GraphCase
 from bench.cells import SWEEP
 from bench.measure import NEW, Call, NoSuchWay, only
 from bench.torch_operators import ARRAYS, LAYERS, Setups, Torch, Traced, compiled, direct
-from opgrad.contract import Array
 
 AND_GRAD = "softmax_cross_entropy_loss_and_grad"
 MEAN, IGNORE_INDEX = 1, -100  # how aten's losses reduce, and the label that they leave out
@@ -279,20 +278,17 @@ def _onnxruntime(case: Case, way: str) -> Call | None:
         return None
     if way == NEW:
         inputs = {name: case.arrays[name] for name in ONNX[case.op.name][1]}
-        values = {name: _ort_value(runtime, array, types[name]) for name, array in inputs.items()}
+        from_numpy, typed = runtime.OrtValue.ortvalue_from_numpy, runtime.OrtValue.ortvalue_from_numpy_with_onnx_type
+        values = {  # bfloat16 by its bits
+            name: from_numpy(each) if each.dtype.isbuiltin == 1 else typed(each.view(np.uint16), types[name])
+            for name, each in inputs.items()
+        }
         return partial(session.run_with_ort_values, list(case.results), values)
     binding = session.io_binding()
     for name, array in case.arrays.items():
         bind = binding.bind_output if name in case.results else binding.bind_input
         bind(name, "cpu", 0, types[name], array.shape, array.ctypes.data)
     return partial(session.run_with_iobinding, binding)
-
-
-def _ort_value(runtime: Any, array: Array, kind: int) -> Any:
-    """An array as onnxruntime takes it, bfloat16 by its bits."""
-    if array.dtype.isbuiltin == 1:
-        return runtime.OrtValue.ortvalue_from_numpy(array)
-    return runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), kind)
 
 
 def _model(case: Case, types: Mapping[str, int]) -> bytes:

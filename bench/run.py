@@ -50,7 +50,13 @@ def prepared(options: BenchOptions, old: dict[str, Any] | None = None) -> Callab
     chosen = target(options.device)
     cells, peers = (_swept if options.sweep else _selected)(options, chosen)
     if old is not None:
-        _check_same(old, _surroundings_of(chosen))
+        named = {**old, "machine": {**old["machine"], "instruction_set": instruction_sets.of(old["machine"])}}
+        here = surroundings(chosen.describe(), chosen.packages)
+        for what in ("machine", "device", "versions", "threads"):
+            if named.get(what) != here.get(what):
+                raise ValueError(
+                    f"bench: the file has another {what}, so its cells cannot be kept: leave --update away"
+                )
         if options.sweep:  # it goes on where it ended
             known = {_key(cell) for cell in old["cells"]}
             cells = [cell for cell in cells if _key(cell.known) not in known]
@@ -79,8 +85,11 @@ def _selected(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Se
     if not cells:
         raise ValueError("bench: no cell has these operators, dtypes, shapes and groups")
     peers = chosen.peers(options.names("peers"))
-    if options.quick:
-        cells = _in_turns(cells)
+    if options.quick:  # the first cell of each operator, then the second of each
+        of_each: dict[str, list[Cell]] = {}
+        for cell in cells:
+            of_each.setdefault(cell.op.name, []).append(cell)
+        cells = [cell for turn in zip_longest(*of_each.values()) for cell in turn if cell is not None]
         peers = [name for name in peers if name != COMPILE or options.peers]
     return cells, peers
 
@@ -94,14 +103,6 @@ def _swept(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Seque
     check_dtypes(dtypes)
     cells = sweep.cells(ops, dtypes or DTYPES, options.quick, groups)
     return cells, sweep.peers(peers, chosen.peers(peers))
-
-
-def _in_turns(cells: Sequence[Cell]) -> list[Cell]:
-    """The first cell of each operator, then the second of each."""
-    of_each: dict[str, list[Cell]] = {}
-    for cell in cells:
-        of_each.setdefault(cell.op.name, []).append(cell)
-    return [cell for turn in zip_longest(*of_each.values()) for cell in turn if cell is not None]
 
 
 def run(
@@ -118,22 +119,18 @@ def run(
     seconds: how long to measure each cell. options: kept in the result. progress: called before each cell. keep: called
     with the result after each.
     """
-    began, around = time.perf_counter(), _surroundings_of(chosen)
+    began, around = time.perf_counter(), surroundings(chosen.describe(), chosen.packages)
 
     def measure(cell: Cell) -> dict[str, Any]:
         return {**chosen.measure(cell, names=peers, seconds=seconds), "date": now(), "options": options}
 
     def result(found: list[dict[str, Any]]) -> dict[str, Any]:
-        ordered = _regrouped(found) if options.get("quick") else found
+        names = list(dict.fromkeys(cell["operator"] for cell in found))
+        # Operators took turns.
+        ordered = sorted(found, key=lambda cell: names.index(cell["operator"])) if options.get("quick") else found
         return {"format": FORMAT, **dated(began), **around, "options": options, **_parts(ordered)}
 
     return result(measure_each(cells, measure, progress, lambda found: keep(result(found))))
-
-
-def _regrouped(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Cells in which operators take turns, by operator."""
-    names = list(dict.fromkeys(cell["operator"] for cell in found))
-    return sorted(found, key=lambda cell: names.index(cell["operator"]))
 
 
 def dated(began: float) -> dict[str, Any]:
@@ -154,10 +151,6 @@ def surroundings(device: Mapping[str, Any] | None = None, packages: Sequence[str
         "versions": machine.versions(packages),
         "threads": opgrad.get_num_threads(),
     }
-
-
-def _surroundings_of(chosen: Target) -> dict[str, Any]:
-    return surroundings(chosen.describe(), chosen.packages)
 
 
 def _parts(measured: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -189,13 +182,6 @@ def store(path: Path, result: dict[str, Any], old: dict[str, Any] | None) -> dic
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(result, indent=1) + "\n").encode())
     return result
-
-
-def _check_same(old: dict[str, Any], now: dict[str, Any]) -> None:
-    named = {**old, "machine": {**old["machine"], "instruction_set": instruction_sets.of(old["machine"])}}
-    for what in ("machine", "device", "versions", "threads"):
-        if named.get(what) != now.get(what):
-            raise ValueError(f"bench: the file has another {what}, so its cells cannot be kept: leave --update away")
 
 
 Key = tuple[str, str, str]

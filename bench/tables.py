@@ -210,7 +210,7 @@ def _other_tables(result: Result) -> Iterator[Table]:
         yield Table(COLUMNS, rows, TITLES[GRAPH])
     for group, columns, row_of in (
         (LOSSES, STEP_COLUMNS, _step_row),
-        (ATTENTION, (*STEP_COLUMNS, "ulp"), _attention_row),
+        (ATTENTION, (*STEP_COLUMNS, "ulp"), lambda cell: [*_step_row(cell), _ulp(cell["error_ulp"])]),
     ):
         if rows := [row_of(cell) for cell in result["cells"] if cell.get("group") == group]:
             yield Table(columns, rows, TITLES[group])
@@ -228,11 +228,6 @@ def _row(cell: Figures) -> list[str]:
         str(cell.samples),
         *([] if first.host_seconds is None else [duration(first.host_seconds)]),
     ]
-
-
-def _timed(times: Times) -> list[str]:
-    """Our time, speed and share of a copy's, and the best peer."""
-    return [duration(times.seconds), *_speed(times), *_best(times)]
 
 
 def _speed(times: Times) -> tuple[str, str]:
@@ -261,16 +256,16 @@ def _step_row(cell: Mapping[str, Any]) -> list[str]:
     return [*known, _mebibytes(beyond[peer] if peer else None), _mebibytes(least)]
 
 
-def _attention_row(cell: Mapping[str, Any]) -> list[str]:
-    return [*_step_row(cell), _ulp(cell["error_ulp"])]
-
-
 def _sweep_tables(result: Result) -> Iterator[Table]:
     """A table of the curves, and one of the shapes that lie on none."""
     if found := curves(result):
         yield Table(SWEEP_COLUMNS, list(map(_curve_row, found)), SWEEP_TITLE)
     if others := shapes(result):
-        rows = [[cell.operator, cell.workload, cell.dtype, *_timed(cell.ways[GIVEN])] for cell in others]
+        pairs = [(cell, cell.ways[GIVEN]) for cell in others]
+        rows = [
+            [cell.operator, cell.workload, cell.dtype, duration(times.seconds), *_speed(times), *_best(times)]
+            for cell, times in pairs
+        ]
         yield Table(SHAPES_COLUMNS, rows, SHAPES_TITLE)
 
 

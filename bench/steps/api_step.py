@@ -33,7 +33,8 @@ def main() -> None:
     arrays = list(import_module("numpy").load(batch).values())
     step, optimizer_step = calls(api, Path(folder), arrays, int(threads))
     _answer({"loss": float(step())})
-    _answer({"versions": _versions()})
+    found = {each.metadata["Name"]: each.version for each in distributions() if each.metadata["Name"] in NAMES}
+    _answer({"versions": {"python": platform.python_version(), **found}})
     turns = {"step": measure.hot_turns(step), "optimizer": measure.hot_turns(optimizer_step), "resident": _resident}
     for line in sys.stdin:
         found = turns[line.strip()]()
@@ -88,11 +89,6 @@ def calls(
         return loss
 
     return step, optimizer.step
-
-
-def _versions() -> dict[str, str]:
-    found = {each.metadata["Name"]: each.version for each in distributions() if each.metadata["Name"] in NAMES}
-    return {"python": platform.python_version(), **found}
 
 
 if __name__ == "__main__":

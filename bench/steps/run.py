@@ -290,16 +290,28 @@ def measure_set(
     notes, versions = dict[str, str](), dict[str, str]()
     with ExitStack() as stack:
         try:
-            losses[STEP] = _add_ours(contestants, artifacts, data)
+            arrays, threads = list(data.values()), opgrad.get_num_threads()
+            step = api_step.calls(api, artifacts.directory, arrays, threads)[0]
+            losses[STEP] = float(np.asarray(step()))
+            contestants[STEP] = hot_turns(step)
+            contestants[GRAPH] = hot_turns(_graph(artifacts, data))
+            contestants[OPTIMIZER] = hot_turns(_optimizer(artifacts))
         except (ValueError, RuntimeError) as error:
             return {"set": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
         try:
-            losses[TORCH] = _add_torch(contestants, in_torch or _chain(artifacts, data))
+            make = in_torch or _chain(artifacts, data)
+            for count in thread_counts():
+                theirs = make(count)
+                losses[TORCH] = float(theirs())
+                contestants[f"{TORCH} {count}"] = hot_turns(theirs)
         except NotImplementedError as error:
             notes[TORCH] = str(error)
         try:
             if old_python is not None:
-                losses[OLD], versions = _add_old(contestants, stack, old_python, of_old or artifacts.directory, data)
+                process = step_process(old_python, OLD_API, of_old or artifacts.directory, data, threads)
+                old = stack.enter_context(process)  # which ends with the stack
+                contestants |= {OLD: partial(old.turn, STEP), OLD_OPTIMIZER: partial(old.turn, OPTIMIZER)}
+                losses[OLD], versions = old.loss, old.versions
         except Refused as error:
             notes[OLD] = str(error)
         times = best_of_torch(take_turns(contestants, seconds))
@@ -315,16 +327,6 @@ def measure_set(
     }
 
 
-def _add_ours(contestants: dict[str, Turn], artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> float:
-    """Let our step, its graph and its optimizer take part; returns the loss."""
-    step = _our_step(artifacts, data)
-    loss = float(np.asarray(step()))
-    contestants[STEP] = hot_turns(step)
-    contestants[GRAPH] = hot_turns(_graph(artifacts, data))
-    contestants[OPTIMIZER] = hot_turns(_optimizer(artifacts))
-    return loss
-
-
 def _chain(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[int], Callable[[], Any]]:
     """What gives torch's step of a set. Raises NotImplementedError without PyTorch."""
     if models := _models():
@@ -332,35 +334,7 @@ def _chain(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[
     raise NotImplementedError("PyTorch is not installed")
 
 
-def _add_torch(contestants: dict[str, Turn], make: Callable[[int], Callable[[], Any]]) -> float:
-    """Add torch's step with one thread and with all of them; returns its loss."""
-    for threads in thread_counts():
-        theirs = make(threads)
-        loss = float(theirs())
-        contestants[f"{TORCH} {threads}"] = hot_turns(theirs)
-    return loss
-
-
-def _add_old(
-    contestants: dict[str, Turn], stack: ExitStack, python: Path, folder: Path, data: Mapping[str, np.ndarray]
-) -> tuple[float, dict[str, str]]:
-    """Add the old runtime, in a process that ends with the stack; returns its loss and its versions.
-
-    Raises `Refused` for a set with operators that it lacks.
-    """
-    threads = opgrad.get_num_threads()
-    old = stack.enter_context(step_process(python, OLD_API, folder, data, threads))
-    contestants |= {OLD: partial(old.turn, STEP), OLD_OPTIMIZER: partial(old.turn, OPTIMIZER)}
-    return old.loss, old.versions
-
-
 # --- ours ------------------------------------------------------------------------------------------------------------
-
-
-def _our_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], Any]:
-    """A step through the api: forward and backward, optimizer, reset."""
-    arrays, threads = list(data.values()), opgrad.get_num_threads()
-    return api_step.calls(api, artifacts.directory, arrays, threads)[0]
 
 
 def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> BoundGraph:

@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax import Array
-from jax.numpy import asarray, finfo, inf, int32, integer, issubdtype, ones, where, zeros
+from jax.numpy import asarray, finfo, inf, int32, ones, where
 from jax.random import bits
 
 import opgrad
-from opgrad.jax import loss
-from opgrad.jax.calls import alike, automatic
+from opgrad.jax.loss import cross_entropy, linear_cross_entropy, linear_jsd, linear_kl_div
 from opgrad.jax.operators import ATTENTION, LAYERS, differentiable, wide
-from opgrad.ops.reference.loss_options import IGNORED, check_layer, check_share
 
 __all__ = [
     "cross_entropy",
@@ -187,121 +185,3 @@ def sink_softmax(x: Array, sink: Array) -> Array:
     Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023.
     """
     return _layer("sink_softmax", "sink_softmax", {"x": asarray(x), "sink": asarray(sink)})
-
-
-def cross_entropy(
-    logits: Array, labels: Array, weight: Array | None = None, *, ignore_index: int | None = IGNORED,
-    reduction: str = "mean", label_smoothing: float = 0.0, lse_square_scale: float | Array = 0.0,
-    softcap: float | Array | None = None, temperature: float | Array = 1.0, shift: int = 0,
-    num_items: float | Array | None = None,
-) -> Array:  # fmt: skip
-    """The loss of opgrad.cross_entropy, with its gradient computed in the same pass where one is wanted.
-
-    logits: shape (N, C) or (N, C, D1, …, Dk); float32, float64, float16 or bfloat16.
-    labels: classes, of any integer dtype and the samples' shape; or probabilities, of the shape of logits.
-    weight: shape (C,); a factor for each class. It and probabilities have gradients, too.
-    ignore_index: samples with this label have loss 0 and do not count; None: none.
-    lse_square_scale, softcap, temperature, num_items: numbers, or arrays with one, which may be traced and are
-        differentiated; a new number in an array compiles nothing anew. The other options: those of
-        opgrad.cross_entropy, known when the function is traced.
-
-    Returns the loss, () or of the samples' shape for reduction "none"; float32, or float64 for float64. Raises
-    TypeError, ValueError; what depends on the numbers of a traced array, such as a wrong label, XLA raises with the
-    same words. Derivatives are of the first order, in reverse. Formula and source: opgrad.cross_entropy.
-    """
-    name = "cross_entropy"
-    logits, classes = asarray(logits), None if weight is None else asarray(weight)
-    found, ignored = loss.read_labels(name, labels, shift, ignore_index)
-    numbers = (softcap, temperature, num_items, lse_square_scale)
-    chosen = loss.read(name, found, ignored, reduction, label_smoothing, *numbers)
-
-    def of(
-        found: Array, logits: Array, classes: Any, softcap: Any, temperature: Any, number: Any, square: Any
-    ) -> Array:
-        bend = loss.bend_by_jax(softcap, temperature)
-        logits, found, classes = alike((logits if bend is None else bend(logits), found, classes))
-        return loss.cross_entropy(logits, found, classes, chosen, reduction, square, number)
-
-    samples = (logits.ndim - 1) if reduction == "none" else 0
-    return automatic(of, samples, found, logits, classes, *numbers)
-
-
-def linear_cross_entropy(
-    x: Array, linear_weight: Array, labels: Array, linear_bias: Array | None = None, weight: Array | None = None,
-    *, ignore_index: int | None = IGNORED, reduction: str = "mean", label_smoothing: float = 0.0,
-    lse_square_scale: float | Array = 0.0, softcap: float | Array | None = None, temperature: float | Array = 1.0,
-    shift: int = 0, num_items: float | Array | None = None,
-) -> Array:  # fmt: skip
-    """The loss of opgrad.linear_cross_entropy, whose logits are never stored; XLA forms the products.
-
-    x: shape (N, H). linear_weight: shape (C, H). labels: shape (N,), of any integer dtype. linear_bias: shape (C,).
-    weight: shape (C,), with a gradient. The other arguments, and what is raised, are those of cross_entropy.
-
-    Returns the loss, () or (N,) for reduction "none". Formula and source: opgrad.linear_cross_entropy.
-    """
-    name = "linear_cross_entropy"
-    arrays = [None if each is None else asarray(each) for each in (x, linear_weight, linear_bias, weight)]
-    found, ignored = loss.read_labels(name, labels, shift, ignore_index)
-    numbers = (softcap, temperature, num_items, lse_square_scale)
-    chosen = loss.read(name, found, ignored, reduction, label_smoothing, *numbers)
-    check_layer(name, found, issubdtype(found.dtype, integer), *arrays)
-
-    def of(found: Array, arrays: Any, softcap: Any, temperature: Any, number: Any, square: Any) -> Array:
-        (x, w, b, classes), found = alike((arrays, found))
-        layer, targets = loss.Dense(w, b), loss.Targets(found, classes)
-        bend = loss.bend_by_jax(softcap, temperature)
-        return loss.linear_cross_entropy(x, layer, targets, chosen, reduction, square, number, bend)
-
-    return automatic(of, int(reduction == "none"), found, arrays, *numbers)
-
-
-def linear_kl_div(
-    student_input: Array, student_weight: Array, teacher_input: Array, teacher_weight: Array,
-    labels: Array | None = None, *, student_bias: Array | None = None, teacher_bias: Array | None = None,
-    reduction: str = "mean", ignore_index: int = IGNORED, temperature: float = 1.0, shift: int = 0,
-    num_items: float | Array | None = None,
-) -> Array:  # fmt: skip
-    """KL(teacher || student) of the softmax of two linear layers: linear_jsd with beta=0, which has the arguments.
-
-    Formula and source: opgrad.linear_kl_div.
-    """
-    layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
-    return _divergence("linear_kl_div", *layers, labels, 0.0, (shift, ignore_index, reduction, temperature, num_items))
-
-
-def linear_jsd(
-    student_input: Array, student_weight: Array, teacher_input: Array, teacher_weight: Array,
-    labels: Array | None = None, *, student_bias: Array | None = None, teacher_bias: Array | None = None,
-    beta: float = 0.5, reduction: str = "mean", ignore_index: int = IGNORED, temperature: float = 1.0, shift: int = 0,
-    num_items: float | Array | None = None,
-) -> Array:  # fmt: skip
-    """The divergence of opgrad.linear_jsd, whose logits are never stored; XLA forms the products.
-
-    Shapes, and what the arguments mean: opgrad.linear_jsd. labels are of any integer dtype; num_items may be an array
-    with one number, which may be traced; the other options are known when the function is traced.
-
-    Returns the divergence, () or (N,) for reduction "none"; float32, or float64 for float64. The teacher gets no
-    gradient. Derivatives are of the first order, in reverse. Raises TypeError, ValueError. Formula and source:
-    opgrad.linear_jsd.
-    """
-    layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
-    return _divergence("linear_jsd", *layers, labels, beta, (shift, ignore_index, reduction, temperature, num_items))
-
-
-def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float, given: tuple[Any, ...]) -> Array:
-    shift, ignore_index, reduction, temperature, num_items = given
-    arrays: Any = [None if each is None else asarray(each) for each in (*student, *teacher)]
-    x, w, b, y, v, c = arrays
-    is_counted = labels is not None or shift
-    labels = zeros(len(x), int32) if labels is None else labels
-    found, ignored = loss.read_labels(name, labels, shift, ignore_index if is_counted else None)
-    chosen = loss.read(name, found, ignored, reduction, 0.0, None, temperature, num_items, 0.0)
-    for rows, weight, bias in ((x, w, b), (y, v, c)):
-        check_layer(name, found, issubdtype(found.dtype, integer), rows, weight, bias, None)
-    layers = loss.Dense(w, b), loss.Dense(v, c)
-    losses = loss.divergences(name, x, layers[0], y, layers[1], check_share(name, "beta", beta), chosen.temperature)
-    losses = losses if ignored is None else where(found == ignored, 0, losses)
-    if reduction == "none":
-        return losses
-    by, _ = loss.divided(chosen, loss.Targets(found), reduction, num_items, losses.dtype)
-    return losses.sum() * by

@@ -16,7 +16,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -158,18 +158,6 @@ _at = ctypes.c_int64.from_address
 
 def _keyed_plan(key: tuple[int, ...], following: int) -> KeyedPlan:
     """The plan that a key stands for, with the operands' numbers of all buffers."""
-    called, plan = _plan_for(key)
-    operands = [*called.operator.arrays, *called.operator.results]
-    places = words(operands.index(name) for name in (*called.given, *called.results))
-    sizes = words(math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.results)
-    own = Buffers(len(operands), ctypes.addressof(places), ctypes.addressof(sizes) if called.is_part else 0)
-    made = KeyedPlan(plan, key, own, following, places, sizes)
-    _by_address[made.address] = called, made
-    return made
-
-
-def _plan_for(key: tuple[int, ...]) -> tuple[Called, plans.Plan]:
-    """The call and the plan of a key."""
     if not key:
         expected = f"at most {MOST_BUFFERS} arrays with {MOST_KEY_WORDS - KEY_HEAD} dimensions in all"
         raise ValueError(f"opgrad.jax: a call has too many arrays or dimensions, expected {expected}")
@@ -178,14 +166,16 @@ def _plan_for(key: tuple[int, ...]) -> tuple[Called, plans.Plan]:
         raise ValueError(
             "opgrad.jax: this function was compiled in another process and not traced in this one: trace it again"
         )
-    shapes = list(_shapes(key[KEY_HEAD:]))
-    return called, called.plan(shapes[: len(called.given)], shapes[len(called.given) :])
-
-
-def _shapes(sizes: Sequence[int]) -> Iterator[Shape]:
-    rest = iter(sizes)
-    for rank in rest:
-        yield tuple(itertools.islice(rest, rank))
+    rest = iter(key[KEY_HEAD:])
+    shapes = [tuple(itertools.islice(rest, rank)) for rank in rest]
+    plan = called.plan(shapes[: len(called.given)], shapes[len(called.given) :])
+    operands = [*called.operator.arrays, *called.operator.results]
+    places = words(operands.index(name) for name in (*called.given, *called.results))
+    sizes = words(math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.results)
+    own = Buffers(len(operands), ctypes.addressof(places), ctypes.addressof(sizes) if called.is_part else 0)
+    made = KeyedPlan(plan, key, own, following, places, sizes)
+    _by_address[made.address] = called, made
+    return made
 
 
 def _refuse(keyed: int, report: int) -> int:
@@ -222,20 +212,17 @@ def _table() -> Any:
         functions = (ctypes.CFUNCTYPE(word, *[word] * count)(each) for each, count in ((_prepare, 3), (_refuse, 2)))
         start = ctypes.CFUNCTYPE(word)(threads.team)
         callbacks = [*functions, start]
+        with open(os.path.join(jax.ffi.include_dir(), *HEADER.split("/")), encoding="utf-8") as header:
+            (minor,) = (
+                line for line in header if line.startswith(MINOR_DEFINED)
+            )  # XLA refuses handlers of some others
         natives = [execute.address, threads.run.address, threads.team_word()]
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
-        table = words([*Table(*addresses, *natives, _minor_version()).words, *[0] * BUCKETS])
+        table = words([*Table(*addresses, *natives, int(minor.removeprefix(MINOR_DEFINED))).words, *[0] * BUCKETS])
         kept = (table, callbacks, _keyed, _by_address, _failures)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         _tables.append(table)
     return _tables[0]
-
-
-def _minor_version() -> int:
-    """The version of the FFI that this jaxlib has; XLA refuses handlers of some others."""
-    with open(os.path.join(jax.ffi.include_dir(), *HEADER.split("/")), encoding="utf-8") as header:
-        (found,) = (line for line in header if line.startswith(MINOR_DEFINED))
-    return int(found.removeprefix(MINOR_DEFINED))
 
 
 def handler_address() -> int:
@@ -290,14 +277,20 @@ def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any
     values = {each: given[each] for each in op.arrays if each in given}
     specs = {each: _spec(each, array) for each, array in values.items()}
     results = prepare(op, [specs.get(each) for each in op.arrays], dict(attributes)).results
+    changed = dict(attributes)
+    if op.kind == "rows" and "axis" in changed:  # axes of vmap before them do not move axes that count from the last
+        rank, axis = len(next(iter(specs.values())).shape), changed["axis"]
+        from_last = tuple(each - rank if each >= 0 else each for each in (axis if isinstance(axis, tuple) else (axis,)))
+        changed["axis"] = from_last if isinstance(axis, tuple) else from_last[0]
     called = Called(op, specs, {each: Spec(spec.shape, spec.dtype) for each, spec in results.items()},
-                    _counted_from_last(op, specs, attributes), name, _is_part(values.values()))  # fmt: skip
+                    changed, name, _is_part(values.values()))  # fmt: skip
     like = alike(list(values.values()))
     kinds = [jax_private.kind_of(spec, like[0]) for spec in called.results.values()]
-    method = _vmap_method(called)
     if not is_native():
         return tuple(_by_callback(called, kinds)(*like))
-    by_xla = jax.ffi.ffi_call(TARGET, tuple(kinds), vmap_method=method, input_output_aliases=_aliases(called))
+    by_xla = jax.ffi.ffi_call(
+        TARGET, tuple(kinds), vmap_method=_vmap_method(called), input_output_aliases=_aliases(called)
+    )
     call = functools.partial(by_xla, call=known(called))
     if jax.default_backend() != "cpu":
         found = jax.lax.platform_dependent(*like, cpu=call, default=_by_callback(called, kinds))
@@ -309,17 +302,6 @@ def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any
 def _spec(name: str, array: Array) -> Spec:
     """An array as the operator sees it: dropout's state is two numbers of 64 bits, which JAX may not have."""
     return Spec((2,), DTYPES["int64"]) if name == STATE else Spec(tuple(array.shape), np.dtype(array.dtype))
-
-
-def _counted_from_last(op: Operator, specs: Mapping[str, Spec], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes, with axes that axes of vmap before them do not move."""
-    changed = dict(attributes)
-    if op.kind == "rows" and "axis" in changed:
-        rank, axis = len(next(iter(specs.values())).shape), changed["axis"]
-        several = axis if isinstance(axis, tuple) else (axis,)
-        from_last = tuple(each - rank if each >= 0 else each for each in several)
-        changed["axis"] = from_last if isinstance(axis, tuple) else from_last[0]
-    return changed
 
 
 def _vmap_method(called: Called) -> str:
@@ -457,7 +439,7 @@ def _reason_against() -> str:
         capsule = _jax.ffi.pycapsule(ctypes.c_void_p(handler_address()))
         jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
         found: list[Any] = []
-        trial = threading.Thread(target=lambda: found.append(_outcome()))  # which traces nothing
+        trial = threading.Thread(target=lambda: found.append(_trial()))  # which traces nothing
         trial.start()
         trial.join()
     except Exception as error:
@@ -467,20 +449,15 @@ def _reason_against() -> str:
     return "" if found[0] else f"the structures of jaxlib {_jax.lib.__version__}'s FFI are not as they are known"
 
 
-def _outcome() -> Any:
-    """The trial's answer, or the error that it ends with."""
-    try:
-        return _trial()
-    except Exception as error:
-        return error
-
-
-def _trial() -> bool:
-    """Whether a compiled function gives the numbers that it should."""
+def _trial() -> bool | Exception:
+    """Whether a compiled function gives the numbers that it should, or the error that it ends with."""
     x, op = np.arange(-3, 5, dtype=np.float32), operators()["relu"]
     spec = Spec(x.shape, x.dtype)
     called = Called(op, {"x": spec}, {"y": spec}, {}, op.name)
     call: Any = jax.ffi.ffi_call(TARGET, _jax.ShapeDtypeStruct(x.shape, x.dtype))
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        found = jax.jit(lambda x: call(x, call=known(called)))(x)
-        return bool(np.array_equal(np.asarray(found), np.maximum(x, 0)))
+    try:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            found = jax.jit(lambda x: call(x, call=known(called)))(x)
+            return bool(np.array_equal(np.asarray(found), np.maximum(x, 0)))
+    except Exception as error:
+        return error

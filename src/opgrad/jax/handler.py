@@ -242,18 +242,13 @@ def fill(frame: int, sizes: int) -> None:
 
 
 @inline
-def team_for(table: Table, keyed: Keyed) -> int:
-    """The threads that help, 0 for a plan that has one part."""
-    if keyed.parts < 2:
-        return 0
-    team = atomic_load(table.team)
-    return call_address(table.start_team) if team < 0 else team
-
-
-@inline
 def run_plan(frame: int, table: Table, keyed: Keyed, operands: int) -> int:
     """Run the plan on the operands; 0, or the address of what Python says of its failure."""
-    team, report = team_for(table, keyed), stack_words(REPORT)
+    team, report = 0, stack_words(REPORT)  # a plan of one part has no threads that help
+    if keyed.parts >= 2:
+        team = atomic_load(table.team)
+        if team < 0:
+            team = call_address(table.start_team)
     run, sizes = table.run if team else 0, at(Buffers, keyed.own).fill
     status = call_address(table.execute_plan, keyed.plan, operands, 0, 0, 1, run, team, report)
     if status == 0:

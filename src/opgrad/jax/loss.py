@@ -21,12 +21,14 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from opgrad.call.libraries.jax_private import is_traced
-from opgrad.jax.calls import alike, call
+from opgrad.jax.calls import alike, automatic, call
 from opgrad.jax.operators import scaled, weighted_losses, wide
 from opgrad.ops import graph_operators, loss_operators, operators
 from opgrad.ops.reference.loss_options import (
     IGNORED,
     LossOptions,
+    check_layer,
+    check_share,
     divisors,
     in_int32,
     over,
@@ -45,43 +47,6 @@ class Targets(NamedTuple):
     labels: Array
     weight: Array | None = None
     probabilities: Array | None = None
-
-
-def cross_entropy(
-    logits: Array,
-    labels: Array,
-    weight: Array | None,
-    options: LossOptions,
-    reduction: str,
-    square: Any,
-    num_items: Any,
-) -> Array:
-    """The loss; the arguments are checked."""
-    targets = _targets(options.name, logits, labels, weight)
-    if reduction == "none":
-        loss, lse = sample_losses(options)(logits, targets)
-        return loss + square * lse * lse if _is_given(square) else loss
-    is_plain = targets.probabilities is None and not options.label_smoothing and not options.bends
-    by_weight, by_count = divided(options, targets, reduction, num_items, wide(logits.dtype))
-    if not is_plain or _is_given(square):
-        total = _total(options, _is_given(square), False)
-        return total(*alike((logits, targets, by_weight, by_count * square)))
-    total, one = _total(options, False, True), jnp.ones_like(by_weight)
-    if logits.dtype == jnp.float16:  # most of a mean's gradient would underflow, so it is divided last
-        return total(*alike((logits, targets, one, one))) * by_weight
-    return total(*alike((logits, targets, by_weight, one)))
-
-
-def _is_given(square: Any) -> bool:
-    return isinstance(square, jax.Array) or bool(square)
-
-
-def _targets(name: str, logits: Array, labels: Array, weight: Array | None) -> Targets:
-    if jnp.issubdtype(labels.dtype, jnp.integer):
-        return Targets(labels, weight)
-    if labels.shape != logits.shape:
-        raise ValueError(f"{name}: labels has shape {labels.shape}, expected {logits.shape}, the shape of logits")
-    return Targets(jnp.zeros(logits.shape[:1] + logits.shape[2:], jnp.int32), weight, labels)
 
 
 def divided(options: LossOptions, targets: Targets, reduction: str, num_items: Any, dtype: Any) -> tuple[Array, Array]:
@@ -239,39 +204,48 @@ def bent(logits: Array, softcap: Any, temperature: Any) -> Array:
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-INT32 = 1 << 31
-
-
 def is_array(value: Any) -> bool:
     """Whether a number is an array of JAX or NumPy, which may be traced, and no number of Python."""
     return isinstance(value, jax.Array | np.ndarray)
 
 
 def read(
-    name: str, labels: Array, ignore_index: int | None, reduction: str, label_smoothing: float, softcap: Any,
-    temperature: Any, num_items: Any, lse_square_scale: Any,
-) -> LossOptions:  # fmt: skip
-    """The options that kernels get, constants when a function is traced; numbers in arrays are left to JAX.
+    name: str, labels: Any, shift: int, ignore_index: int | None, reduction: str, label_smoothing: float = 0.0,
+    softcap: Any = None, temperature: Any = 1.0, num_items: Any = None, lse_square_scale: Any = 0.0,
+) -> tuple[Array, LossOptions]:  # fmt: skip
+    """The labels, of 32 or 64 bits and moved, or probabilities as they are; and the options that kernels get.
 
-    Raises TypeError, ValueError.
+    These are constants when a function is traced; numbers in arrays are left to JAX. Raises TypeError, ValueError.
     """
+    found = jnp.asarray(labels)
+    is_dense = jnp.issubdtype(found.dtype, jnp.floating)
+    if not is_dense and not jnp.issubdtype(found.dtype, jnp.integer):
+        raise TypeError(f"{name}: labels has dtype {found.dtype.name}, expected integers or probabilities")
+    if not is_dense and found.dtype not in (jnp.int32, jnp.int64):
+        if found.dtype in (jnp.uint32, jnp.uint64):  # what int32 cannot hold is no class either way
+            found = jnp.minimum(found, jnp.asarray(2**31 - 1, found.dtype))
+        found = found.astype(jnp.int32)
+    ignored = read_ignore_index(name, ignore_index)
+    if not is_dense and found.dtype == jnp.int32 and not in_int32(ignored):
+        ignored = None  # no label is it
+    ignored = IGNORED if shift and not is_dense and ignored is None else ignored
+    found = shifted(jnp, name, found, shift, ignored, is_dense)
     if is_traced(label_smoothing):
         raise TypeError(f"{name}: label_smoothing is traced, expected a number that is known when it is traced")
+
+    def is_left(option: str, value: Any) -> bool:
+        return is_array(value) and option != "label_smoothing"
+
     numbers = (label_smoothing, lse_square_scale, softcap, temperature, num_items)
-    chosen = read_options(name, reduction, ignore_index, *numbers, is_left=_is_left)
-    ignored = chosen.ignore_index
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
+    chosen = read_options(name, reduction, ignored, *numbers, is_left=is_left)
+    if is_dense:
         if ignored is not None and ignored >= 0:
             raise ValueError(f"{name}: ignore_index is {ignored}, expected none for class probabilities")
         ignored = None
     by_jax = is_array(softcap) or is_array(temperature)
     bend = (0.0, 1.0) if by_jax else (chosen.softcap, chosen.temperature)
     statics = LossOptions(ignore_index=ignored, label_smoothing=chosen.label_smoothing, name=name)
-    return replace(statics, softcap=bend[0], temperature=bend[1])
-
-
-def _is_left(option: str, value: Any) -> bool:
-    return is_array(value) and option != "label_smoothing"
+    return found, replace(statics, softcap=bend[0], temperature=bend[1])
 
 
 def bend_by_jax(softcap: Any, temperature: Any) -> Callable[[Array], Array] | None:
@@ -282,28 +256,6 @@ def bend_by_jax(softcap: Any, temperature: Any) -> Callable[[Array], Array] | No
     return lambda logits: bent(logits.astype(wide(logits.dtype)), bound, divisor)
 
 
-def read_labels(name: str, labels: Any, shift: int, ignore_index: int | None) -> tuple[Array, int | None]:
-    """The labels, of 32 or 64 bits and moved, or probabilities as they are; and the label that is ignored."""
-    found = jnp.asarray(labels)
-    is_dense = jnp.issubdtype(found.dtype, jnp.floating)
-    if not is_dense and not jnp.issubdtype(found.dtype, jnp.integer):
-        raise TypeError(f"{name}: labels has dtype {found.dtype.name}, expected integers or probabilities")
-    found, ignore_index = found if is_dense else _signed(found), read_ignore_index(name, ignore_index)
-    if not is_dense and found.dtype == jnp.int32 and not in_int32(ignore_index):
-        ignore_index = None  # no label is it
-    ignored = IGNORED if shift and not is_dense and ignore_index is None else ignore_index
-    return shifted(jnp, name, found, shift, ignored, is_dense), ignored
-
-
-def _signed(labels: Array) -> Array:
-    """Labels as kernels take them: int32 or int64. What int32 cannot hold is no class either way."""
-    if labels.dtype in (jnp.int32, jnp.int64):
-        return labels
-    if labels.dtype in (jnp.uint32, jnp.uint64):
-        return jnp.minimum(labels, jnp.asarray(INT32 - 1, labels.dtype)).astype(jnp.int32)
-    return labels.astype(jnp.int32)
-
-
 CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
 
@@ -312,28 +264,6 @@ class Dense(NamedTuple):
 
     weight: Array
     bias: Array | None = None
-
-
-def linear_cross_entropy(
-    x: Array,
-    layer: Dense,
-    targets: Targets,
-    options: LossOptions,
-    reduction: str,
-    square: Any,
-    num_items: Any,
-    bend: Any,
-) -> Array:
-    """The loss; the arguments are checked. bend: what is done with logits beside what options say, None: nothing."""
-    dtype = wide(x.dtype)
-    if reduction == "none" or bend is not None:
-        losses, lse = _by_jax(options, x, layer, targets, bend)
-        if reduction == "none":
-            return losses + square * lse * lse
-        by_weight, by_count = divided(options, targets, reduction, num_items, dtype)
-        return losses.sum() * by_weight + square * (lse * lse).sum() * by_count
-    by_weight, by_count = divided(options, targets, reduction, num_items, dtype)
-    return _layer_total(options)(*alike((x, layer, targets, by_weight, by_count * square)))
 
 
 def _rows(layer: Dense, dtype: Any) -> int:
@@ -461,7 +391,7 @@ _divergence_operator = graph_operators()["softmax_divergence_and_grad"]
 
 
 @functools.lru_cache(1024)
-def _divergence(name: str, beta: float, temperature: float) -> Any:
+def _row_divergence(name: str, beta: float, temperature: float) -> Any:
     """The divergence of each row of logits from others, differentiable once, by the logits."""
     options = {"beta": beta, "temperature": temperature}
 
@@ -480,24 +410,156 @@ def _divergence(name: str, beta: float, temperature: float) -> Any:
     return divergence
 
 
-def divergences(
-    name: str, x: Array, student: Dense, y: Array, teacher: Dense, beta: float, temperature: float
-) -> Array:
-    """The divergence of each row; the arguments are checked."""
-    dtype = wide(x.dtype)
-    of = _divergence(name, beta, temperature)
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(
+    logits: Array, labels: Array, weight: Array | None = None, *, ignore_index: int | None = IGNORED,
+    reduction: str = "mean", label_smoothing: float = 0.0, lse_square_scale: float | Array = 0.0,
+    softcap: float | Array | None = None, temperature: float | Array = 1.0, shift: int = 0,
+    num_items: float | Array | None = None,
+) -> Array:  # fmt: skip
+    """The loss of opgrad.cross_entropy, with its gradient computed in the same pass where one is wanted.
+
+    logits: shape (N, C) or (N, C, D1, …, Dk); float32, float64, float16 or bfloat16.
+    labels: classes, of any integer dtype and the samples' shape; or probabilities, of the shape of logits.
+    weight: shape (C,); a factor for each class. It and probabilities have gradients, too.
+    ignore_index: samples with this label have loss 0 and do not count; None: none.
+    lse_square_scale, softcap, temperature, num_items: numbers, or arrays with one, which may be traced and are
+        differentiated; a new number in an array compiles nothing anew. The other options: those of
+        opgrad.cross_entropy, known when the function is traced.
+
+    Returns the loss, () or of the samples' shape for reduction "none"; float32, or float64 for float64. Raises
+    TypeError, ValueError; what depends on the numbers of a traced array, such as a wrong label, XLA raises with the
+    same words. Derivatives are of the first order, in reverse. Formula and source: opgrad.cross_entropy.
+    """
+    name = "cross_entropy"
+    logits, classes = jnp.asarray(logits), None if weight is None else jnp.asarray(weight)
+    numbers = (softcap, temperature, num_items, lse_square_scale)
+    found, options = read(name, labels, shift, ignore_index, reduction, label_smoothing, *numbers)
+
+    def of(
+        found: Array, logits: Array, classes: Any, softcap: Any, temperature: Any, number: Any, square: Any
+    ) -> Array:
+        bend = bend_by_jax(softcap, temperature)
+        logits, found, classes = alike((logits if bend is None else bend(logits), found, classes))
+        targets = Targets(found, classes)
+        if not jnp.issubdtype(found.dtype, jnp.integer):
+            if found.shape != logits.shape:
+                raise ValueError(
+                    f"{name}: labels has shape {found.shape}, expected {logits.shape}, the shape of logits"
+                )
+            targets = Targets(jnp.zeros(logits.shape[:1] + logits.shape[2:], jnp.int32), classes, found)
+        squares = isinstance(square, jax.Array) or bool(square)
+        if reduction == "none":
+            loss, lse = sample_losses(options)(logits, targets)
+            return loss + square * lse * lse if squares else loss
+        by_weight, by_count = divided(options, targets, reduction, number, wide(logits.dtype))
+        if targets.probabilities is not None or options.label_smoothing or options.bends or squares:
+            return _total(options, squares, False)(*alike((logits, targets, by_weight, by_count * square)))
+        total, one = _total(options, False, True), jnp.ones_like(by_weight)
+        if logits.dtype == jnp.float16:  # most of a mean's gradient would underflow, so it is divided last
+            return total(*alike((logits, targets, one, one))) * by_weight
+        return total(*alike((logits, targets, by_weight, one)))
+
+    samples = (logits.ndim - 1) if reduction == "none" else 0
+    return automatic(of, samples, found, logits, classes, *numbers)
+
+
+def linear_cross_entropy(
+    x: Array, linear_weight: Array, labels: Array, linear_bias: Array | None = None, weight: Array | None = None,
+    *, ignore_index: int | None = IGNORED, reduction: str = "mean", label_smoothing: float = 0.0,
+    lse_square_scale: float | Array = 0.0, softcap: float | Array | None = None, temperature: float | Array = 1.0,
+    shift: int = 0, num_items: float | Array | None = None,
+) -> Array:  # fmt: skip
+    """The loss of opgrad.linear_cross_entropy, whose logits are never stored; XLA forms the products.
+
+    x: shape (N, H). linear_weight: shape (C, H). labels: shape (N,), of any integer dtype. linear_bias: shape (C,).
+    weight: shape (C,), with a gradient. The other arguments, and what is raised, are those of cross_entropy.
+
+    Returns the loss, () or (N,) for reduction "none". Formula and source: opgrad.linear_cross_entropy.
+    """
+    name = "linear_cross_entropy"
+    arrays = [None if each is None else jnp.asarray(each) for each in (x, linear_weight, linear_bias, weight)]
+    numbers = (softcap, temperature, num_items, lse_square_scale)
+    found, options = read(name, labels, shift, ignore_index, reduction, label_smoothing, *numbers)
+    check_layer(name, found, jnp.issubdtype(found.dtype, jnp.integer), *arrays)
+
+    def of(found: Array, arrays: Any, softcap: Any, temperature: Any, number: Any, square: Any) -> Array:
+        (x, w, b, classes), found = alike((arrays, found))
+        layer, targets, bend = Dense(w, b), Targets(found, classes), bend_by_jax(softcap, temperature)
+        by_weight, by_count = divided(options, targets, reduction, number, wide(x.dtype))
+        if reduction != "none" and bend is None:
+            return _layer_total(options)(*alike((x, layer, targets, by_weight, by_count * square)))
+        losses, lse = _by_jax(options, x, layer, targets, bend)
+        if reduction == "none":
+            return losses + square * lse * lse
+        return losses.sum() * by_weight + square * (lse * lse).sum() * by_count
+
+    return automatic(of, int(reduction == "none"), found, arrays, *numbers)
+
+
+def linear_kl_div(
+    student_input: Array, student_weight: Array, teacher_input: Array, teacher_weight: Array,
+    labels: Array | None = None, *, student_bias: Array | None = None, teacher_bias: Array | None = None,
+    reduction: str = "mean", ignore_index: int = IGNORED, temperature: float = 1.0, shift: int = 0,
+    num_items: float | Array | None = None,
+) -> Array:  # fmt: skip
+    """KL(teacher || student) of the softmax of two linear layers: linear_jsd with beta=0, which has the arguments.
+
+    Formula and source: opgrad.linear_kl_div.
+    """
+    layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
+    return _divergence("linear_kl_div", *layers, labels, 0.0, (shift, ignore_index, reduction, temperature, num_items))
+
+
+def linear_jsd(
+    student_input: Array, student_weight: Array, teacher_input: Array, teacher_weight: Array,
+    labels: Array | None = None, *, student_bias: Array | None = None, teacher_bias: Array | None = None,
+    beta: float = 0.5, reduction: str = "mean", ignore_index: int = IGNORED, temperature: float = 1.0, shift: int = 0,
+    num_items: float | Array | None = None,
+) -> Array:  # fmt: skip
+    """The divergence of opgrad.linear_jsd, whose logits are never stored; XLA forms the products.
+
+    Shapes, and what the arguments mean: opgrad.linear_jsd. labels are of any integer dtype; num_items may be an array
+    with one number, which may be traced; the other options are known when the function is traced.
+
+    Returns the divergence, () or (N,) for reduction "none"; float32, or float64 for float64. The teacher gets no
+    gradient. Derivatives are of the first order, in reverse. Raises TypeError, ValueError. Formula and source:
+    opgrad.linear_jsd.
+    """
+    layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
+    return _divergence("linear_jsd", *layers, labels, beta, (shift, ignore_index, reduction, temperature, num_items))
+
+
+def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float, given: tuple[Any, ...]) -> Array:
+    shift, ignore_index, reduction, temperature, num_items = given
+    arrays: Any = [None if each is None else jnp.asarray(each) for each in (*student, *teacher)]
+    x, w, b, y, v, c = arrays
+    is_counted = labels is not None or shift
+    labels = jnp.zeros(len(x), jnp.int32) if labels is None else labels
+    numbers = {"temperature": temperature, "num_items": num_items}
+    found, options = read(name, labels, shift, ignore_index if is_counted else None, reduction, **numbers)
+    for rows, weight, bias in ((x, w, b), (y, v, c)):
+        check_layer(name, found, jnp.issubdtype(found.dtype, jnp.integer), rows, weight, bias, None)
+    dtype, of = wide(x.dtype), _row_divergence(name, check_share(name, "beta", beta), options.temperature)
 
     @jax.checkpoint
     def of_chunk(student: Dense, teacher: Dense, x: Array, y: Array) -> Array:
         pairs = ((x, student), (y, teacher))
         logits, others = (logits_of(rows, each.weight.astype(dtype), each.bias) for rows, each in pairs)
-        found: Array = of(logits, others)
-        return found
+        divergence: Array = of(logits, others)
+        return divergence
 
     def body(carry: Any, part: Any) -> tuple[Any, Array]:
-        return carry, of_chunk(student, jax.lax.stop_gradient(teacher), *part)
+        return carry, of_chunk(*layers, *part)
 
-    x, y, student, teacher = alike((x, y, student, teacher))
-    rows = max(CHUNK // max(2 * student.weight.shape[0] * jnp.dtype(dtype).itemsize, 1), 1)
-    found: Array = over_chunks(body, None, (x, jax.lax.stop_gradient(y)), rows)[1]
-    return found
+    x, y, layers = alike((x, y, (Dense(w, b), Dense(v, c))))
+    y, layers = jax.lax.stop_gradient(y), (layers[0], jax.lax.stop_gradient(layers[1]))
+    rows = max(CHUNK // max(2 * w.shape[0] * jnp.dtype(dtype).itemsize, 1), 1)
+    losses: Array = over_chunks(body, None, (x, y), rows)[1]
+    losses = losses if options.ignore_index is None else jnp.where(found == options.ignore_index, 0, losses)
+    if reduction == "none":
+        return losses
+    by, _ = divided(options, Targets(found), reduction, num_items, losses.dtype)
+    return losses.sum() * by

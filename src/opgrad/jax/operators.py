@@ -59,12 +59,6 @@ def quick_gelu_grad(dy: Array, x: Array, alpha: float = 1.702) -> Array:
 
 
 @formula
-def in_place_accumulator(buffer: Array, value: Array, overwrite: bool = False) -> Array:
-    taken = value.astype(buffer.dtype)
-    return taken if overwrite else buffer + taken
-
-
-@formula
 def scale(x: Array, factor: Array, scale_down: bool = False) -> Array:
     number = factor.astype(x.dtype).reshape(())
     return x / number if scale_down else x * number
@@ -166,12 +160,6 @@ def sample_weights(labels: Array, weight: Array | None, ignore_index: int | None
     return found
 
 
-def over(total: Array) -> Array:
-    """1 / total, and 0 where that is 0: the mean over nothing is 0."""
-    found: Array = loss_options.over(jnp, total)
-    return found
-
-
 def picked(values: Array, labels: Array) -> Array:
     """The value at each sample's label on axis 1; 0 for labels that are no classes."""
     place = jnp.where((labels >= 0) & (labels < values.shape[1]), labels, values.shape[1])
@@ -188,7 +176,7 @@ def loss_of(
     losses = jnp.where(each == 0, 0, -each * picked(log_prob.astype(dtype), labels))
     if reduction == "none":
         return losses
-    return losses.sum() * (over(each.sum()) if reduction == "mean" else 1)
+    return losses.sum() * (loss_options.over(jnp, each.sum()) if reduction == "mean" else 1)
 
 
 @formula
@@ -223,7 +211,7 @@ def softmax_cross_entropy_loss_grad(
 ) -> Array:  # fmt: skip
     dtype = wide(log_prob.dtype)
     each = sample_weights(labels, weight, ignore_index, dtype)
-    factor = each * (over(each.sum()) if reduction == "mean" else 1)
+    factor = each * (loss_options.over(jnp, each.sum()) if reduction == "mean" else 1)
     factor = (factor * (dy if reduction == "none" else dy.reshape(()))).astype(dtype)[:, None]
     classes = jnp.arange(log_prob.shape[1]).reshape(1, -1, *[1] * (labels.ndim - 1))
     dlogits = factor * (jnp.exp(log_prob.astype(dtype)) - (labels[:, None] == classes))
@@ -302,15 +290,13 @@ def _function(op: Operator, names: tuple[str, ...], attributes: Attributes, who:
 def rule_of(op: Operator, who: str = "") -> Rule:
     """The rule of an operator; a general call, which is an operator of its own, has none."""
     operators = LAYERS if who else OPERATORS
-    if op is not operators.get(op.name):
-        return Rule((), functools.partial(_refused, op))
-    if op.name in _RULES:
+    is_known = op is operators.get(op.name)
+    if is_known and op.name in _RULES:
         return _RULES[op.name]
-    backward = operators.get(f"{op.name}_grad")
-    if backward is not None:
+    if is_known and (backward := operators.get(f"{op.name}_grad")) is not None:
         saved = tuple(name for name in backward.arrays if name != "dy")
         return Rule(saved, functools.partial(_by_operator, op, backward, who))
-    if op.name in FORMULAS:
+    if is_known and op.name in FORMULAS:
         return Rule(op.arrays, functools.partial(_by_formula, op, FORMULAS[op.name]))
     return Rule((), functools.partial(_refused, op))
 
@@ -337,13 +323,9 @@ def _by_operator(
 
 
 def _by_formula(
-    op: Operator,
-    formula: Callable[..., Any],
-    saved: Values,
-    upstream: Values,
-    attributes: dict[str, Any],
+    op: Operator, formula: Callable[..., Any], saved: Values, upstream: Values, attributes: dict[str, Any],
     wanted: Sequence[str],
-) -> Values:
+) -> Values:  # fmt: skip
     """By JAX's derivative of a formula, of the arguments that are wanted."""
     constant = {name: value for name, value in saved.items() if name not in wanted}
 

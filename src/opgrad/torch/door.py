@@ -39,7 +39,7 @@ from opgrad.contract import Operator, check_arrays
 from opgrad.contract.signature import plain
 from opgrad.ops import operators
 from opgrad.ops.reference.primitive import SCALARS, gradient_name
-from opgrad.torch.operators import wide
+from opgrad.torch.operators import call, wide
 
 # A `Library`, and `Arrays`.
 __all__ = ["NAME", "broadcast", "noted", "owns", "run", "spec", "state", "total", "warm_call", "warm_key"]
@@ -72,9 +72,7 @@ def _run(op: Operator, given: Mapping[str, Any]) -> Any:
         return _run_into(op, given)
     if is_direct([value for value in given.values() if isinstance(value, torch.Tensor)]):
         return execute(op, given)
-    from opgrad.torch import operators
-
-    return operators.call(op, given)
+    return call(op, given)
 
 
 def warm_call(op: Operator, given: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -92,13 +90,10 @@ def _is_plain(op: Operator, given: Mapping[str, Any]) -> bool:
 
 
 def _run_in_form(op: Operator, given: Mapping[str, Any]) -> Any:
-    """Run a call, expanded if it is not plain."""
+    """Run a call, expanded if it is not plain: to an operator of its own, `general` with its arguments."""
     general, arguments = expanded(op, given)
-    return _run(op, arguments) if general is op else _run_general(op, given, general, arguments)
-
-
-def _run_general(op: Operator, given: Mapping[str, Any], general: Operator, arguments: Mapping[str, Any]) -> Any:
-    """Run a call that was expanded to an operator of its own, `general` with its arguments."""
+    if general is op:
+        return _run(op, arguments)
     if given.get("out") is not None:
         return _run_into(general, arguments)
     if is_direct([value for value in arguments.values() if isinstance(value, torch.Tensor)]):
@@ -117,7 +112,17 @@ def _run_into(op: Operator, given: Mapping[str, Any]) -> Any:
     tensors = [tensor for tensor in arrays.values() if isinstance(tensor, torch.Tensor)]
     if not is_direct(tensors):
         owners.check_owners(op, given, library())
-        _check_no_grad(op, arrays)
+        if is_transformed():
+            raise RuntimeError(
+                f"{op.name}: a call with out= is not open to torch.func, torch.vmap and forward-mode differentiation: "
+                "leave out= away"
+            )
+        for name, tensor in arrays.items():
+            if torch.is_grad_enabled() and tensor.requires_grad:
+                raise RuntimeError(
+                    f"{op.name}: {name} requires grad, and a call with out= is not differentiated: "
+                    "leave out= away, or call under torch.no_grad()"
+                )
         if is_traced(tensors):
             check_untraced(op)
             return _traced_into(op, given)
@@ -126,27 +131,10 @@ def _run_into(op: Operator, given: Mapping[str, Any]) -> Any:
     return results
 
 
-def _check_no_grad(op: Operator, tensors: Mapping[str, torch.Tensor]) -> None:
-    if is_transformed():
-        raise RuntimeError(
-            f"{op.name}: a call with out= is not open to torch.func, torch.vmap and forward-mode differentiation: "
-            "leave out= away"
-        )
-    for name, tensor in tensors.items():
-        if torch.is_grad_enabled() and tensor.requires_grad:
-            raise RuntimeError(
-                f"{op.name}: {name} requires grad, and a call with out= is not differentiated: "
-                "leave out= away, or call under torch.no_grad()"
-            )
-
-
 def _traced_into(op: Operator, given: Mapping[str, Any]) -> Any:
     """Compute and copy: the registered operators write nothing that they are given."""
-    from opgrad.torch import operators
-
-    out, results = given["out"], operators.call(op, {**given, "out": None})
-    several = isinstance(out, tuple)
-    pairs = zip(out, results, strict=True) if several else ((out, results),)
+    out, results = given["out"], call(op, {**given, "out": None})
+    pairs = zip(out, results, strict=True) if isinstance(out, tuple) else ((out, results),)
     for name, (destination, result) in zip(op.results, pairs, strict=True):
         if destination.dtype != result.dtype or destination.shape != result.shape:
             found = f"{destination.dtype} of shape {tuple(destination.shape)}"
@@ -254,18 +242,15 @@ class _General(torch.autograd.Function):
             of_logits = {name: attributes[name] for name in OF_LOGITS if name in attributes}
             parts.append(_results(backward, {**given, **of_logits, "dy": by["saved"]})["dx"])
         if by.get("stats") is not None:
-            parts.append(_by_stats(op, by["stats"], saved, named.get("logit_scale", 1.0)))
+            # The gradient of the log-sum-exp: the probabilities.
+            exact = saved.to(wide(saved.dtype))
+            probabilities = exact.exp() if op.name == "log_softmax" else exact
+            parts.append(probabilities * (by["stats"] * named.get("logit_scale", 1.0)))
         operands = [found.get(gradient_name(name)) for name in ctx.names[1:]]
         return None, None, None, _sum(parts, ctx.dtype), *operands
 
 
 _general: Callable[..., Any] = _General.apply
-
-
-def _by_stats(op: Operator, dstats: Tensor, saved: Tensor, logit_scale: float) -> Tensor:
-    """The gradient of the log-sum-exp: the probabilities."""
-    exact = saved.to(wide(saved.dtype))
-    return (exact.exp() if op.name == "log_softmax" else exact) * (dstats * logit_scale)
 
 
 def _sum(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:

@@ -13,7 +13,7 @@ import torch
 import torch.onnx
 
 from opgrad.call.libraries import torch_private
-from opgrad.contract import OnnxName, Operator
+from opgrad.contract import Operator
 from opgrad.torch.schema import REGISTERED, Registered, is_recording
 
 Value = Any  # a tensor in the first graph, a value of TorchScript in the second
@@ -323,27 +323,20 @@ def _attention_node(
 def original(graph: ExportGraph, op: Operator, given: Given) -> Value:
     """The operator under the name of its original, which `opgrad.onnxruntime` runs and `opgrad lower` makes plain."""
     name = op.onnx[-1]
-    inputs = [_input(graph, given, each.rstrip("?")) for each in name.inputs]
+    inputs = [given.get(each.rstrip("?")) for each in name.inputs]
+    for place, each in enumerate(name.inputs):  # some attributes of the operator are inputs here
+        if each.rstrip("?") in ("shape", "ignore_index") and inputs[place] is not None:
+            inputs[place] = graph.numbers(inputs[place], torch.int64)
     while inputs[-1] is None:
         inputs.pop()
     model = given[op.results[name.outputs[0]].dtype_of or op.arrays[0]]
     dtype = given.get("out_dtype") or graph.dtype(model)
     shape = given["shape"] if "shape" in given else graph.shape(model)
-    attributes = _attributes(op, name, given, dtype if given.get("out_dtype") else None)
+    attributes = {each: given[each] for each in name.attributes if each in op.attributes}
+    if given.get("out_dtype"):
+        attributes["output_type"] = int(SCALAR_TYPES.from_dtype(dtype).onnx_type())
+    attributes = {each: int(value) if isinstance(value, bool) else value for each, value in attributes.items()}
     return graph.nodes(f"{name.origin}::{name.name}", inputs, [(dtype, shape)], **attributes)[0]
-
-
-def _input(graph: ExportGraph, given: Given, name: str) -> Value | None:
-    """An argument as an input, which some attributes of the operator are, too."""
-    value = given.get(name)
-    return graph.numbers(value, torch.int64) if value is not None and name in ("shape", "ignore_index") else value
-
-
-def _attributes(op: Operator, name: OnnxName, given: Given, dtype: torch.dtype | None) -> dict[str, Any]:
-    found = {each: given[each] for each in name.attributes if each in op.attributes}
-    if dtype is not None:
-        found["output_type"] = int(SCALAR_TYPES.from_dtype(dtype).onnx_type())
-    return {each: int(value) if isinstance(value, bool) else value for each, value in found.items()}
 
 
 def converted(operator: Registered, graph: ExportGraph, arguments: Sequence[Any]) -> Any:
@@ -374,11 +367,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
     Returns a table for `torch.export.ExportedProgram.run_decompositions`: a function for each operator.
     """
-    return {operator.overload: _decomposition(operator) for operator in REGISTERED.values()}
-
-
-def _decomposition(operator: Registered) -> Callable[..., Any]:
-    return lambda *arguments: converted(operator, ExportGraph(), arguments)
+    every = REGISTERED.values()
+    return {each.overload: lambda *arguments, it=each: converted(it, ExportGraph(), arguments) for each in every}
 
 
 def _symbolic(operator: Registered) -> Callable[..., Any]:

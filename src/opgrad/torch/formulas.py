@@ -82,11 +82,6 @@ def _quick_gelu_grad(dy: Tensor, x: Tensor, alpha: float) -> Tensor:
     return dy * s * (1 + alpha * x * (1 - s))
 
 
-@formula("in_place_accumulator")
-def _in_place_accumulator(buffer: Tensor, value: Tensor, overwrite: bool) -> Tensor:
-    return value if overwrite else buffer + value
-
-
 @gradient("scale")
 def _scale(dy: Tensor, needs: Needs, x: Tensor, factor: Tensor, scale_down: bool) -> Gradients:
     by_factor = None
@@ -202,14 +197,8 @@ def factors(labels: Tensor, weight: Tensor | None, ignore_index: int | None, red
     dtype = wide(like.dtype)
     f = sample_weights(labels, weight, ignore_index, dtype)
     if reduction == "mean":
-        f = (f * over(f.sum(dtype=torch.float64))).to(dtype)
+        f = (f * loss_options.over(torch, f.sum(dtype=torch.float64))).to(dtype)
     return f.unsqueeze(1)
-
-
-def over(total: Tensor | float) -> Tensor | float:
-    """1 / total, and 0 where that is 0: the mean over nothing is 0."""
-    found: Tensor | float = loss_options.over(torch, total)
-    return found
 
 
 def onehot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
@@ -218,19 +207,12 @@ def onehot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     return (labels.unsqueeze(1) == every).to(dtype)
 
 
-# --- gather ---------------------------------------------------------------------------------------------------------
-
-
-def _gather_backward(dy: Tensor, indices: Tensor, axis: int, x_shape: torch.Size) -> Tensor:
-    return gather_grad(x_shape, indices, dy, axis, False)
+# --- gather and rotary embedding ------------------------------------------------------------------------------------
 
 
 @gradient("gather_grad")
 def _gather_grad(g: Tensor, indices: Tensor, axis: int) -> Gradients:
     return {"dy": gather(g, indices, axis, False)}
-
-
-# --- rotary embedding -------------------------------------------------------------------------------------------------
 
 
 def _turned(name: str, array: str, by: Callable[..., Tensor]) -> None:
@@ -270,7 +252,11 @@ def direct(name: str, by: Callable[..., Tensor], saved: Sequence[str]) -> None:
 direct("relu", OPERATORS["relu_grad"].call, ("y",))
 # The input has the right sign for every alpha, the output for positive ones alone.
 direct("leaky_relu", OPERATORS["leaky_relu_grad"].call, ("x", "alpha"))
-direct("gather", _gather_backward, ("indices", "axis", "x_shape"))
+direct(
+    "gather",
+    lambda dy, indices, axis, x_shape: gather_grad(x_shape, indices, dy, axis, False),
+    ("indices", "axis", "x_shape"),
+)
 for backward in OPERATORS.values():
     forward = OPERATORS.get(backward.op.forward or "")
     if forward is not None and forward.eager is None:

@@ -10,7 +10,7 @@ from opgrad.call.libraries.torch_calls import native, note_effect
 from opgrad.call.libraries.torch_tensors import is_direct, is_transformed
 from opgrad.contract.arrangement import room_for
 from opgrad.torch.door import run
-from opgrad.torch.operators import ERRORS, OPERATORS, TensorOperator, in_words, is_exported
+from opgrad.torch.operators import OPERATORS, TensorOperator, is_exported, worded
 from opgrad.torch.schema import is_recording
 
 HALF = (torch.float16, torch.bfloat16)
@@ -232,18 +232,13 @@ def embedding(
     if max_norm is not None:
         note_effect()
         torch.embedding_renorm_(weight.detach(), input.detach().contiguous(), max_norm, norm_type)
-    try:
-        if sparse and weight.requires_grad and torch.is_grad_enabled() and not is_recording():
-            return sparse_embedding(input, weight, padding_idx, check)
-        return _embedding(input, weight, padding_idx, check)
-    except ERRORS as error:
-        raise in_words(error, EMBEDDING) from None
+    is_sparse = sparse and weight.requires_grad and torch.is_grad_enabled() and not is_recording()
+    words = {"gather": "embedding", "indices": "input", "x": "weight"}
+    found: Tensor = worded(words, _sparse_rows if is_sparse else _rows, input, weight, padding_idx, check)
+    return found
 
 
-EMBEDDING = {"gather": "embedding", "indices": "input", "x": "weight"}
-
-
-def _embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bool) -> Tensor:
+def _rows(input: Tensor, weight: Tensor, padding_idx: int | None, check: bool) -> Tensor:
     """The rows of weight, without a gradient for that of the padding."""
     y = _gather(weight, input, 0, check)
     if padding_idx is None:
@@ -295,7 +290,7 @@ def check_padding(padding_idx: int, rows: int) -> None:
         raise ValueError(f"embedding: padding_idx is {padding_idx}, expected {-rows} to {rows - 1}")
 
 
-def sparse_embedding(input: Tensor, weight: Tensor, padding_idx: int | None, check: bool) -> Tensor:
+def _sparse_rows(input: Tensor, weight: Tensor, padding_idx: int | None, check: bool) -> Tensor:
     """The rows, with a sparse gradient of the table.
 
     Raises NotImplementedError under torch.compile and torch.func, which have no sparse gradients.

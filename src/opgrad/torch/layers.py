@@ -18,8 +18,7 @@ from opgrad.contract.declaration import only
 from opgrad.ops import graph_operators
 from opgrad.torch.formulas import Gradients, Needs, differentiate
 from opgrad.torch.functions import narrowed, widens_softmax, widest
-from opgrad.torch.operators import ERRORS, TensorOperator, describe, in_words, is_exported, pulled_back, wide
-from opgrad.torch.schema import REGISTERED
+from opgrad.torch.operators import TensorOperator, describe, is_exported, pulled_back, wide, worded
 
 Values = Mapping[str, Any]  # a call's arguments and results by name
 Formula = Callable[[Values], Tensor]
@@ -29,10 +28,7 @@ SEEDS = 2**62  # drawn by PyTorch's generator
 def _registered(name: str) -> TensorOperator:
     """The operator, with all arrays in front of the attributes, as a schema has what has no default."""
     op = graph_operators()[name]
-    arrays = [each for each in op.parameters if each in op.inputs]
-    made = TensorOperator(replace(op, parameters=(*arrays, *(each for each in op.parameters if each not in arrays))))
-    REGISTERED[name] = made
-    return made
+    return TensorOperator(replace(op, parameters=tuple(sorted(op.parameters, key=lambda each: each not in op.inputs))))
 
 
 def _differentiated(name: str, formula: Formula, arrays: Sequence[str]) -> TensorOperator:
@@ -71,14 +67,6 @@ def _differentiated(name: str, formula: Formula, arrays: Sequence[str]) -> Tenso
 # --- formulas ---------------------------------------------------------------------------------------------------------
 
 
-def _gelu(values: Values) -> Tensor:
-    return functional.gelu(values["x"])
-
-
-def _fast_gelu(values: Values) -> Tensor:
-    return functional.gelu(values["x"], approximate="tanh")
-
-
 def _gated(values: Values) -> Tensor:
     activation, gate = values["activation"], values["gate"]
     if activation == "silu":
@@ -107,8 +95,10 @@ def _dropped(values: Values) -> Tensor:
     return found
 
 
-_gelu_operator = _differentiated("gelu", _gelu, ("x",))
-_fast_gelu_operator = _differentiated("fast_gelu", _fast_gelu, ("x",))
+_gelu_operator = _differentiated("gelu", lambda values: functional.gelu(values["x"]), ("x",))
+_fast_gelu_operator = _differentiated(
+    "fast_gelu", lambda values: functional.gelu(values["x"], approximate="tanh"), ("x",)
+)
 _gated_operator = _differentiated("gated_linear_unit", _gated, ("gate", "up"))
 _layer_norm = _differentiated("layer_normalization", _normalized, ("x", "scale", "bias"))
 _rms_norm = _differentiated("simplified_layer_normalization", _normalized, ("x", "scale"))
@@ -132,23 +122,19 @@ def _with_sink_back(dy: Tensor, y: Tensor, lse: Tensor, sink: Tensor) -> tuple[T
     return y * (dy - total), -(rest * total.squeeze(-1)).sum((0, 2)).to(sink.dtype)
 
 
-def _sinks() -> TensorOperator:
-    """The operator of softmax with a sink, whose gradient is of its results."""
-    forward, backward = _registered("sink_softmax"), _registered("sink_softmax_grad")
-
-    def gradient(dy: Tensor | None, dlse: Tensor | None, y: Tensor, lse: Tensor, sink: Tensor) -> Gradients:
-        dx, dsink = backward.call(torch.zeros_like(y) if dy is None else dy, y, lse, sink)
-        if dlse is not None:
-            dx = dx + (dlse.unsqueeze(-1) * y).to(dx.dtype)
-            dsink = dsink + (dlse * (sink.to(lse.dtype).unsqueeze(1) - lse).exp()).sum((0, 2)).to(dsink.dtype)
-        return {"x": dx, "sink": dsink}
-
-    forward.differentiate(gradient)
-    differentiate(backward, _with_sink_back)
-    return forward
+_sink_softmax, _sink_softmax_grad = _registered("sink_softmax"), _registered("sink_softmax_grad")
 
 
-_sink_softmax = _sinks()
+def _sink_gradient(dy: Tensor | None, dlse: Tensor | None, y: Tensor, lse: Tensor, sink: Tensor) -> Gradients:
+    dx, dsink = _sink_softmax_grad.call(torch.zeros_like(y) if dy is None else dy, y, lse, sink)
+    if dlse is not None:
+        dx = dx + (dlse.unsqueeze(-1) * y).to(dx.dtype)
+        dsink = dsink + (dlse * (sink.to(lse.dtype).unsqueeze(1) - lse).exp()).sum((0, 2)).to(dsink.dtype)
+    return {"x": dx, "sink": dsink}
+
+
+_sink_softmax.differentiate(_sink_gradient)
+differentiate(_sink_softmax_grad, _with_sink_back)
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
@@ -210,12 +196,8 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
 def _gated_unit(name: str, gate: Tensor, up: Tensor, activation: str) -> Tensor:
     if is_torchs(gate):
         return _gated({"gate": gate, "up": up, "activation": activation})
-    gate, up = widest(gate, up)
-    try:
-        found: Tensor = _gated_operator.call(gate, up, activation)
-        return found
-    except ERRORS as error:
-        raise in_words(error, {"gated_linear_unit": name}) from None
+    found: Tensor = worded({"gated_linear_unit": name}, _gated_operator.call, *widest(gate, up), activation)
+    return found
 
 
 @native
@@ -278,11 +260,8 @@ def _shape(name: str, x: Tensor, normalized_shape: int | Sequence[int]) -> list[
 def _in_words(name: str, operator: TensorOperator, arguments: Sequence[Any]) -> Tensor:
     """The first result of a normalization; errors speak of the function and its arguments."""
     words = {operator.op.name: name, "x": "input", "scale": "weight"}
-    try:
-        found: Tensor = operator.call(*arguments)[0]
-        return found
-    except ERRORS as error:
-        raise in_words(error, words) from None
+    found: Tensor = worded(words, operator.call, *arguments)[0]
+    return found
 
 
 @native
@@ -332,9 +311,7 @@ AXES = 4  # of the operator's queries: batch, heads, length, size of a head
 def _operator(name: str, arrays: Sequence[str], results: tuple[str, ...]) -> TensorOperator:
     """An operator of attention, with these results and the options that PyTorch's function has."""
     op = only(graph_operators()[name], results)
-    made = TensorOperator(replace(op, parameters=(*arrays, *OPTIONS), attributes={**op.attributes, "causal": ""}))
-    REGISTERED[name] = made
-    return made
+    return TensorOperator(replace(op, parameters=(*arrays, *OPTIONS), attributes={**op.attributes, "causal": ""}))
 
 
 _attention = _operator("attention", ("q", "k", "v"), ("y", "lse"))
@@ -365,8 +342,8 @@ def scaled_dot_product_attention(
     Formula: y = dropout(softmax(scale * query key^T + attn_mask)) value.
     Source: torch.nn.functional.scaled_dot_product_attention.
     """
-    if query.is_cuda or is_exported():
-        return torch.nn.functional.scaled_dot_product_attention(
+    if is_torchs(query):
+        return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     query, key, value = narrowed(query, key, value)
@@ -385,10 +362,7 @@ def _attend(
     q, k, v, mask, shape = _in_four_axes(query, key, value, attn_mask)
     seed = torch.randint(SEEDS, (1,), device=query.device) if dropout_p else None
     causal = "top_left" if is_causal else ""
-    try:
-        y: Tensor = _attention.call(q, k, v, mask, scale, causal, dropout_p, seed)[0]
-    except ERRORS as error:
-        raise in_words(error, WORDS) from None
+    y: Tensor = worded(WORDS, _attention.call, q, k, v, mask, scale, causal, dropout_p, seed)[0]
     return y if y.dim() == query.dim() else y.reshape(*shape, *y.shape[-2:])
 
 

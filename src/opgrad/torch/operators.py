@@ -48,15 +48,14 @@ from opgrad.torch.schema import LIBRARY, REGISTERED, Registered, is_recording
 Gradient = Callable[..., Mapping[str, Tensor | None]]
 
 
-Make = Callable[..., Tensor | Sequence[Tensor | None]]
-
-
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which factors and sums of this one are formed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def pulled_back(make: Make, tensors: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> Sequence[Tensor]:
+def pulled_back(
+    make: Callable[..., Any], tensors: Sequence[Tensor], slopes: Sequence[Tensor | None]
+) -> Sequence[Tensor]:
     """The vector-Jacobian product of a function of these tensors, differentiable itself.
 
     slopes: the gradients of the function's results, None for zeros. A result that is None has no gradient either.
@@ -93,29 +92,25 @@ def describe(function: Any, names: Sequence[str]) -> None:
 class Derivative:
     """An operator's gradients, tangents and batching rule, as the parts of a torch.autograd.Function.
 
-    names: those of the arguments.
     gradient: is called with the gradients of the results (None where there is none), then with what else its
         parameters name: arguments and results, which are saved; the shape or dtype of an argument x as `x_shape` and
         `x_dtype`; `needs`, which says of each argument whether its gradient is wanted. It returns gradients by
         argument.
     direct: a function that is called with the same, but what is saved first, and returns the gradient of the first
         argument, the only one.
-    call: the operator. checked: what checks the specs and the arguments of a call, and returns its attributes.
     """
 
-    def __init__(
-        self, op: Operator, names: Sequence[str], gradient: Gradient, direct: Callable[..., Tensor] | None,
-        call: Callable[..., Any], checked: Callable[[Mapping[str, Spec | None], Sequence[Any]], dict[str, Any]],
-    ):  # fmt: skip
-        self.op, self.names, self.gradient, self.direct = op, names, gradient, direct
-        self.call, self.checked = call, checked
+    def __init__(self, operator: "TensorOperator", gradient: Gradient, direct: Callable[..., Tensor] | None):
+        op, names = operator.op, operator.names
+        self.operator, self.op, self.names, self.gradient, self.direct = operator, op, names, gradient, direct
         self.wanted = tuple(inspect.signature(gradient).parameters)[len(op.results) :]
         self.saved = tuple(name for name in self.wanted if name in op.inputs or name in op.results)
         self.indices = {name: index for index, name in enumerate(names)}
         self.indices |= {name: index - len(op.results) for index, name in enumerate(op.results)}
         self.kept = tuple(name for name in self.wanted if name not in self.saved and name != "needs")
         self.differentiable = [(name, index) for index, name in enumerate(names) if name in op.inputs]
-        self.asks, self.order = "needs" in self.wanted, self._order()
+        every = [*self.saved, *self.kept, "needs"]
+        self.order = [every.index(name) for name in self.wanted]
 
     def function(self, run: Callable[..., Any]) -> Any:
         """The operator, computed by `run`, as a torch.autograd.Function for the backward pass alone."""
@@ -140,15 +135,11 @@ class Derivative:
             made._backward_cls.apply = made.backward
         return made
 
-    def forward_mode(self, run: Callable[..., Any]) -> Any:
-        """The operator as a torch.autograd.Function with gradients and tangents."""
-        setup_context = _keeping_all(self._setup_context())
-        return self._function(forward=_noting(run, setup_context), jvp=self._jvp)
-
-    def transformable(self, run: Callable[..., Any]) -> Any:
-        """The operator as a torch.autograd.Function for torch.func; binding its arguments takes 35 µs a call."""
-        setup_context = _keeping_all(self._setup_context())
-        return self._function(forward=run, setup_context=setup_context, jvp=self._jvp, vmap=self._vmap)
+    def for_transforms(self, below: Callable[..., Any], dispatch: Callable[..., Any]) -> tuple[Any, Any]:
+        """The operator with tangents: below autograd; and for torch.func, where it takes 35 µs to bind arguments."""
+        keep = _keeping_all(self._setup_context())
+        whole = self._function(forward=dispatch, setup_context=keep, jvp=self._jvp, vmap=self._vmap)
+        return self._function(forward=_noting(below, keep), jvp=self._jvp), whole
 
     def register(self, name: str, library: Any) -> None:
         """Register the backward pass with the dispatcher by PyTorch's documented functions, which know no tangents."""
@@ -216,16 +207,11 @@ class Derivative:
 
         return backward
 
-    def _order(self) -> list[int]:
-        """The indices of the gradient's parameters in the list: saved tensors, other kept values, needs."""
-        every = [*self.saved, *self.kept, "needs"]
-        return [every.index(name) for name in self.wanted]
-
     def _gradients(self, ctx: Any, gradients: Sequence[Any]) -> Any:
         """The gradients of the arguments, and None for what the dispatcher's function is given beside them."""
         needed = ctx.needs_input_grad
         every = [*ctx.saved_tensors, *(ctx.kept if self.kept else ())]
-        if self.asks:
+        if "needs" in self.wanted:
             every.append(dict(zip(self.names, needed, strict=False)))
         found = self.gradient(*gradients, *[every[index] for index in self.order])
         answers: list[Any] = [None] * (len(self.names) + 1)
@@ -253,12 +239,14 @@ class Derivative:
         """The tangents of the results, in their dtypes, by the gradient transposed; None for a mask, which has none."""
         results = [values[name] for name in self.op.results]
         floats = [each for each in results if each.is_floating_point()]
-        needs = {name: name in given for name in self.names}
-        known = [needs if name == "needs" else self._known(name, values) for name in self.wanted]
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        parts = {f"{n}_{part}": getattr(each, part) for n, each in tensors.items() for part in ("shape", "dtype")}
+        known = {**parts, **values, "needs": {name: name in given for name in self.names}}
 
         def gradients(*slopes: Tensor) -> list[Tensor | None]:
             rest = iter(slopes)
-            found = self.gradient(*[next(rest) if each.is_floating_point() else None for each in results], *known)
+            upstream = [next(rest) if each.is_floating_point() else None for each in results]
+            found = self.gradient(*upstream, *[known[name] for name in self.wanted])
             for name in given:
                 if name not in found:
                     raise self.missing(name)
@@ -268,29 +256,23 @@ class Derivative:
         tangents = tuple(next(made).to(each.dtype) if each.is_floating_point() else None for each in results)
         return tangents if len(tangents) > 1 else tangents[0]
 
-    def _known(self, name: str, values: Mapping[str, Any]) -> Any:
-        """The value of a parameter of the gradient, given all arguments and results by name."""
-        if name in self.indices:
-            return values[name]
-        argument, _, part = name.rpartition("_")
-        return getattr(values[argument], part)
-
     def _vmap(self, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
         op, size = self.op, info.batch_size
         roles = {tensor.role for tensor in (*op.inputs.values(), *op.results.values())}
         if op.kind not in ("elements", "rows") or roles != {"element"}:
-            return one_by_one(self.call, size, in_dims, arguments)
+            return one_by_one(self.operator, size, in_dims, arguments)
         pairs = zip(self.names, arguments, in_dims, strict=True)
         given = {name: value.movedim(at, 0) if isinstance(at, int) else value for name, value, at in pairs}
         batched = {name for name, at in zip(self.names, in_dims, strict=True) if isinstance(at, int)}
         specs = {name: spec_of(given[name], name in batched) for name in op.inputs}
-        attributes = self.checked(specs, arguments)  # so that messages speak of a single call's shapes
+        # A single call is checked, so that messages speak of its shapes.
+        attributes = self.operator.checked(specs, self.operator.given(arguments))
         for name in op.inputs:
             if given[name] is not None and name not in batched:
                 given[name] = given[name].expand(size, *given[name].shape)
         if op.kind == "rows":
             given["axis"] = [axis + 1 for axis in attributes["axis"]]
-        results = self.call(*given.values())
+        results = self.operator(*given.values())
         return results, (0,) * len(results) if isinstance(results, tuple) else 0
 
 
@@ -369,7 +351,9 @@ class TensorOperator(Registered):
         arguments = self._settled(arguments)
         if is_transformed() or is_traced(tensors):
             if is_recording() or is_exported():
-                return self._exported(*self._listed(arguments))
+                from opgrad.torch import export
+
+                return export.on_export(self, self._listed(arguments))
             return self._dispatch(*arguments)
         if self.eager is None:
             raise NotImplementedError(f"{self.op.name}: no gradient; detach its arguments")
@@ -377,11 +361,6 @@ class TensorOperator(Registered):
 
     def _dispatch(self, *arguments: Any) -> Any:
         return self.overload(*self._listed(arguments))
-
-    def _exported(self, *arguments: Any) -> Any:
-        from opgrad.torch import export
-
-        return export.on_export(self, arguments)
 
     def _settled(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments with plain attributes, which the backward pass reads again; a compiler's may be symbols."""
@@ -459,15 +438,11 @@ class TensorOperator(Registered):
 
     # --- derivatives ---
 
-    def _checked_call(self, inputs: Mapping[str, Spec | None], arguments: Sequence[Any]) -> dict[str, Any]:
-        return self.checked(inputs, self.given(arguments))
-
     def differentiate(self, gradient: Gradient, direct: Callable[..., torch.Tensor] | None = None) -> None:
         """Give the operator its gradient, which `Derivative` describes."""
-        self.derivative = Derivative(self.op, self.names, gradient, direct, self, self._checked_call)
+        self.derivative = Derivative(self, gradient, direct)
         self.eager = torch_private.direct_apply(self.derivative.function(self.run))
-        self.dispatched = self.derivative.forward_mode(self._below)
-        self.transformed = self.derivative.transformable(self._dispatch)
+        self.dispatched, self.transformed = self.derivative.for_transforms(self._below, self._dispatch)
         if torch_private.can_redispatch:
             LIBRARY.impl(self.op.name, self._autograd, "Autograd", with_keyset=True)
         else:
@@ -549,13 +524,12 @@ def call(op: Operator, given: Mapping[str, Any]) -> Any:
 
 
 OPERATORS = {name: TensorOperator(op) for name, op in tensor_operators().items()}
-REGISTERED.update(OPERATORS)
 
 
-ERRORS = (TypeError, ValueError, NotImplementedError)  # what operators raise
-
-
-def in_words(error: Exception, words: Mapping[str, str]) -> Exception:
-    """An error with other names for operators and arguments."""
-    found = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, words)) + r")(?!\w)")
-    return type(error)(found.sub(lambda match: words[match[0]], str(error)))
+def worded(words: Mapping[str, str], call: Callable[..., Any], *arguments: Any) -> Any:
+    """call(*arguments), whose errors have other names for operators and arguments."""
+    try:
+        return call(*arguments)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        names = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, words)) + r")(?!\w)")
+        raise type(error)(names.sub(lambda match: words[match[0]], str(error))) from None

@@ -8,7 +8,6 @@ other operation computes the logits first, as the model would have done.
 Layers are known by their parts, and are replaced only if they compute the same on a few numbers.
 """
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -16,26 +15,24 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from opgrad.call.libraries.torch_tensors import PLAIN
+from opgrad.ops.reference.attending import LARGEST_HEAD
 from opgrad.ops.reference.loss_options import LossOptions
 from opgrad.torch.functions import narrows_products
 from opgrad.torch.layers import geglu, gelu, rms_norm, scaled_dot_product_attention, swiglu
-from opgrad.torch.losses import cross_entropy as linear_loss
-from opgrad.torch.losses import cross_entropy as logits_loss
+from opgrad.torch.losses import cross_entropy as losses
 from opgrad.torch.losses.samples import read_options
 from opgrad.torch.operators import wide
 
 
-@dataclass(frozen=True)
-class LinearTerm:
+class LinearTerm(NamedTuple):
     """factor * linear(x, w, b)."""
 
     x: Tensor
@@ -44,61 +41,35 @@ class LinearTerm:
     factor: float = 1.0
 
 
-@dataclass(frozen=True)
-class LayerLogits:
-    """softcap * tanh(y / softcap) / temperature for y = linear(x, w, b); without a softcap y / temperature."""
-
-    x: Tensor
-    w: Tensor
-    b: Tensor | None
-    softcap: float
-    temperature: float
-
-
-@dataclass(frozen=True)
-class _Surroundings:
-    """The modes in force when the layer was called, such as autocast and grad; the layer is computed under the same."""
-
-    records: bool
-    autocasts: bool
-    autocast_dtype: torch.dtype
-
-    @classmethod
-    def of(cls, x: Tensor) -> "_Surroundings":
-        kind = x.device.type
-        return cls(torch.is_grad_enabled(), torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-
-    @contextlib.contextmanager
-    def again(self, x: Tensor) -> Iterator[None]:
-        with (
-            torch.set_grad_enabled(self.records),
-            torch.autocast(x.device.type, self.autocast_dtype, enabled=self.autocasts),
-        ):
-            yield
-
-
 class Deferred:
     """The sum of its terms or, with `after`, after * tanh(the sum), in this dtype; in the place of a tensor.
 
-    computed: the tensor, as soon as something has asked for it. From then on only it counts, since it may be changed in
-    place.
+    modes: whether grad and autocast were on when the layer was called, and autocast's dtype; the layer is computed
+    under the same. computed: the tensor, as soon as something has asked for it. From then on only it counts, since it
+    may be changed in place.
     """
 
     def __init__(
-        self, terms: Sequence[LinearTerm], after: float | None, dtype: torch.dtype, surroundings: _Surroundings
+        self,
+        terms: Sequence[LinearTerm],
+        after: float | None,
+        dtype: torch.dtype,
+        modes: tuple[bool, bool, torch.dtype],
     ):
-        self.terms, self.after, self.dtype, self.surroundings = tuple(terms), after, dtype, surroundings
+        self.terms, self.after, self.dtype, self.modes = tuple(terms), after, dtype, modes
         self.computed: Tensor | None = None
 
     @classmethod
     def of(cls, x: Tensor, w: Tensor, b: Tensor | None = None) -> "Deferred":
-        around = _Surroundings.of(x)
-        return cls([LinearTerm(x, w, b)], None, around.autocast_dtype if narrows_products(x) else x.dtype, around)
+        kind = x.device.type
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        return cls([LinearTerm(x, w, b)], None, modes[2] if narrows_products(x) else x.dtype, modes)
 
     def tensor(self) -> Tensor:
         """The logits."""
         if self.computed is None:
-            with self.surroundings.again(self.terms[0].x):
+            records, autocasts, dtype = self.modes
+            with torch.set_grad_enabled(records), torch.autocast(self.device.type, dtype, enabled=autocasts):
                 found = self._of_term(self.terms[0])
                 for term in self.terms[1:]:
                     found = found + self._of_term(term)
@@ -111,20 +82,19 @@ class Deferred:
         found = functional.linear(term.x, term.w, term.b)
         return found if term.factor == 1.0 else found * term.factor
 
-    def layer(self) -> LayerLogits | None:
-        """The logits as one linear layer with a softcap and a temperature; None if they do not have this form."""
+    def layer(self) -> tuple[Tensor, Tensor, Tensor | None, float, float] | None:
+        """The logits as one linear layer: x, w, b, softcap and temperature; None if they do not have this form."""
         first, after = self.terms[0], 1.0 if self.after is None else self.after
         if self.computed is not None or not (first.factor > 0 and after > 0):
             return None
-        x, w, b = first.x, first.w, first.b
+        x, w, b, _ = first
         for term in self.terms[1:]:  # a sum of products x @ w.T is one product of the concatenated x and w
             x = torch.cat([x, term.x.to(x.dtype) * (term.factor / first.factor)], -1)
             w = torch.cat([w, term.w.to(w.dtype)], -1)
             if term.b is not None:
                 more = term.b * (term.factor / first.factor)
                 b = more.to(w.dtype) if b is None else b + more
-        softcap = 0.0 if self.after is None else 1 / first.factor
-        return LayerLogits(x, w, b, softcap, 1 / (after * first.factor))
+        return x, w, b, 0.0 if self.after is None else 1 / first.factor, 1 / (after * first.factor)
 
     def weights_are_there(self) -> bool:
         """Whether the memory of the layer's weights still exists; sharded training frees it after the layer's call."""
@@ -135,15 +105,13 @@ class Deferred:
 
     # --- what is noted ---
 
-    def _noted(self, terms: Sequence[LinearTerm], after: float | None) -> "Deferred":
-        return Deferred(terms, after, self.dtype, self.surroundings)
-
     def __mul__(self, other: Any) -> Any:
         if self.computed is not None or type(other) not in (int, float):
             return self.tensor() * _computed(other)
         if self.after is not None:
-            return self._noted(self.terms, self.after * other)
-        return self._noted([replace(term, factor=term.factor * other) for term in self.terms], None)
+            return Deferred(self.terms, self.after * other, self.dtype, self.modes)
+        terms = [term._replace(factor=term.factor * other) for term in self.terms]
+        return Deferred(terms, None, self.dtype, self.modes)
 
     __rmul__ = __mul__
 
@@ -156,14 +124,13 @@ class Deferred:
         both = (self, other)
         if not all(isinstance(each, Deferred) and each.computed is None and each.after is None for each in both):
             return self.tensor() + _computed(other)
-        return Deferred(
-            (*self.terms, *other.terms), None, torch.promote_types(self.dtype, other.dtype), self.surroundings
-        )
+        dtype = torch.promote_types(self.dtype, other.dtype)
+        return Deferred((*self.terms, *other.terms), None, dtype, self.modes)
 
     def tanh(self) -> Any:
         if self.computed is not None or self.after is not None:
             return self.tensor().tanh()
-        return self._noted(self.terms, 1.0)
+        return Deferred(self.terms, 1.0, self.dtype, self.modes)
 
     def to(self, *args: Any, **given: Any) -> Any:
         if self.computed is not None or given or len(args) != 1:
@@ -171,7 +138,7 @@ class Deferred:
         if args[0] in (self.device, self.dtype):
             return self
         if args[0] in {torch.promote_types(self.dtype, args[0]), *(term.w.dtype for term in self.terms)}:
-            return Deferred(self.terms, self.after, args[0], self.surroundings)  # no digits are lost
+            return Deferred(self.terms, self.after, args[0], self.modes)  # no digits are lost
         return self.tensor().to(*args)
 
     def float(self) -> Any:
@@ -246,37 +213,8 @@ class _LayerInput:
         return getattr(self.x, name)
 
 
-def deferred_input(x: Tensor) -> Any:
-    """The object to pass to a linear layer in place of x."""
-    return _LayerInput(x)
-
-
 CLOSE = 1e-4
 Forward = Callable[[Any, Tensor], Tensor]
-
-
-class PatchedLayers:
-    """The layers of a model that were replaced, and how the model gets them back."""
-
-    def __init__(self, model: torch.nn.Module):
-        self.forwards: list[tuple[Any, Callable[..., Any]]] = []
-        for module in model.modules():
-            if "forward" not in module.__dict__ and (found := _replacement_of(module)) is not None:
-                settable: Any = module
-                settable.forward = types.MethodType(_in_place_of(type(module).forward, found), module)
-                self.forwards.append((module, settable.forward))
-        set_attention(model, True)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """In another process, too, transformers' table has ours."""
-        self.__dict__.update(state)
-        register()
-
-    def undo(self, model: torch.nn.Module) -> None:
-        for module, ours in self.forwards:
-            if module.__dict__.get("forward") is ours:  # others may have put theirs around it
-                del module.__dict__["forward"]
-        set_attention(model, False)
 
 
 def _in_place_of(own: Callable[..., Any], found: Forward) -> Callable[..., Any]:
@@ -322,8 +260,8 @@ def _candidates(module: Any) -> Iterator[tuple[Forward, int]]:
     name, weight = type(module).__name__, getattr(module, "weight", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if name.endswith("RMSNorm") and isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(epsilon, float):
-        yield _norm, len(weight)
-        yield _norm_beside_one, len(weight)
+        for of_weight in (lambda w: w, lambda w: 1 + w):  # Gemma's weights are those beside 1
+            yield functools.partial(_norm, of_weight), len(weight)
     elif all(
         isinstance(getattr(module, each, None), torch.nn.Module) for each in ("gate_proj", "up_proj", "down_proj")
     ):
@@ -335,17 +273,9 @@ def _candidates(module: Any) -> Iterator[tuple[Forward, int]]:
             yield functools.partial(_activation, approximate), 64
 
 
-def _epsilon(module: Any) -> float:
-    return float(module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)
-
-
-def _norm(self: Any, hidden_states: Tensor) -> Tensor:
-    return rms_norm(hidden_states, self.weight.shape, self.weight, _epsilon(self)).to(hidden_states.dtype)
-
-
-def _norm_beside_one(self: Any, hidden_states: Tensor) -> Tensor:
-    """Gemma's weights are those beside 1."""
-    return rms_norm(hidden_states, self.weight.shape, 1 + self.weight, _epsilon(self)).to(hidden_states.dtype)
+def _norm(of_weight: Callable[[Tensor], Tensor], self: Any, x: Tensor) -> Tensor:
+    epsilon = float(self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps)
+    return rms_norm(x, self.weight.shape, of_weight(self.weight), epsilon).to(x.dtype)
 
 
 def _gated(unit: Callable[[Tensor, Tensor], Tensor], self: Any, x: Tensor) -> Tensor:
@@ -362,13 +292,14 @@ def _activation(approximate: str, self: Any, input: Tensor) -> Tensor:
 
 SDPA = "sdpa"  # the name of PyTorch's function in transformers
 MARK = "_opgrad_attends"  # of modules whose attention is ours
-# What models hand to any implementation, and "sdpa" makes nothing of: the mask has it, or it is not about attention.
+# What is read, and what models hand to any implementation, and "sdpa" makes nothing of: the mask has it, or it is not
+# about attention.
 UNUSED = {
+    "dropout", "scaling", "is_causal",
     "sliding_window", "position_ids", "cache_position", "use_cache", "return_dict", "output_hidden_states",
     "output_router_logits", "num_items_in_batch", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
     "seq_idx", "deterministic",
 }  # fmt: skip
-LARGEST_HEAD = 256
 
 
 class _Attention:
@@ -381,17 +312,21 @@ class _Attention:
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None,
         *more: Any, **named: Any,
     ) -> Any:  # fmt: skip
-        if getattr(module, MARK, False) and not more and _is_known(query, key, value, attention_mask, **named):
-            return _attend(module, query, key, value, attention_mask, **named)
-        return self.own(module, query, key, value, attention_mask, *more, **named)
+        if more or not getattr(module, MARK, False) or not _is_known(query, key, value, attention_mask, named):
+            return self.own(module, query, key, value, attention_mask, *more, **named)
+        is_causal = named.get("is_causal")
+        is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        # A single query, and one with a mask, sees all keys that the mask has.
+        causal = query.shape[2] > 1 and attention_mask is None and bool(is_causal)
+        options: dict[str, Any] = {"scale": named.get("scaling"), "enable_gqa": query.shape[1] != key.shape[1]}
+        dropout = named.get("dropout", 0.0)
+        y = scaled_dot_product_attention(query, key, value, attention_mask, dropout, causal, **options)
+        return y.transpose(1, 2).contiguous(), None
 
 
-def _is_known(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-    is_causal: bool | None = None, **others: Any,
-) -> bool:  # fmt: skip
+def _is_known(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, named: Mapping[str, Any]) -> bool:
     """Whether opgrad's attention computes the same."""
-    if any(each is not None and each is not False and name not in UNUSED for name, each in others.items()):
+    if any(each is not None and each is not False and name not in UNUSED for name, each in named.items()):
         return False
     if not (query.device.type == "cpu" and query.dim() == key.dim() == value.dim() == 4):
         return False
@@ -400,21 +335,6 @@ def _is_known(
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
         return False
     return mask is None or (mask.dim() == 4 and mask.dtype in (torch.bool, query.dtype, torch.float32))
-
-
-def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float = 0.0,
-    scaling: float | None = None, is_causal: bool | None = None, **others: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention as transformers calls it; a single query, and one with a mask, sees all keys that the mask has."""
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    is_causal = query.shape[2] > 1 and mask is None and bool(is_causal)
-    shared = query.shape[1] != key.shape[1]
-    y = scaled_dot_product_attention(
-        query, key, value, mask, dropout, is_causal, scale=scaling, enable_gqa=shared
-    )  # fmt: skip
-    return y.transpose(1, 2).contiguous(), None
 
 
 def register() -> None:
@@ -433,6 +353,18 @@ def set_attention(model: torch.nn.Module, ours: bool) -> None:
             module.__dict__[MARK] = True
         else:
             module.__dict__.pop(MARK, None)
+
+
+def _replaced(model: torch.nn.Module) -> list[tuple[Any, Callable[..., Any]]]:
+    """The modules that have opgrad's `forward` now, each with it."""
+    found = []
+    for module in model.modules():
+        if "forward" not in module.__dict__ and (better := _replacement_of(module)) is not None:
+            settable: Any = module
+            settable.forward = types.MethodType(_in_place_of(type(module).forward, better), module)
+            found.append((module, settable.forward))
+    set_attention(model, True)
+    return found
 
 
 # --- patch ----------------------------------------------------------------------------------------------------------
@@ -480,7 +412,8 @@ def patch(model: torch.nn.Module, *, linear: bool = True, layers: bool = True, *
         changed.handles = [each.register_forward_pre_hook(_defer) for each in heads]
         changed.forward = types.MethodType(_forward_of(inner), inner)
         settable.forward = changed.forward
-    changed.layers = PatchedLayers(inner) if layers else None
+    if layers:
+        changed.layers = _replaced(inner)
     object.__setattr__(inner, PATCHED, changed)
     return model
 
@@ -504,7 +437,8 @@ class _Patch:
     """The changes to a patched model.
 
     own_loss: the loss function that was set before. heads: the linear layers that give logits. before: the `forward`
-    that was set on the model before, as others do; forward: the one in its place. layers: those that were replaced.
+    that was set on the model before, as others do; forward: the one in its place. layers: modules and their new
+    `forward`.
     """
 
     own_loss: Any
@@ -512,11 +446,20 @@ class _Patch:
     before: Any
     handles: list[Any] = dataclasses.field(default_factory=list)
     forward: Any = None
-    layers: PatchedLayers | None = None
+    layers: list[tuple[Any, Callable[..., Any]]] | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process, too, transformers' table has ours."""
+        self.__dict__.update(state)
+        if self.layers is not None:
+            register()
 
     def undo(self, model: Any) -> None:
+        for module, ours in self.layers or ():
+            if module.__dict__.get("forward") is ours:  # others may have put theirs around it
+                del module.__dict__["forward"]
         if self.layers is not None:
-            self.layers.undo(model)
+            set_attention(model, False)
         model.__dict__.pop("_loss_function", None)
         if self.own_loss is not None:
             model.__dict__["_loss_function"] = self.own_loss
@@ -556,32 +499,21 @@ class _LossFunction:
         scope = _scope.__dict__.get("now")
         if scope is not None:
             scope.lost = True
-        found = self._deferred(logits, flat, options) if isinstance(logits, Deferred) else None
-        if found is None:
-            logits = logits.tensor() if isinstance(logits, Deferred) else logits
-            found = logits_loss.of_logits_options(
-                logits.reshape(-1, vocab_size or logits.shape[-1]), flat, None, options
-            )
-        return found
-
-    @staticmethod
-    def _deferred(logits: Deferred, target: Tensor, options: LossOptions) -> Tensor | None:
-        """The loss of deferred logits, which are not computed; None if they have to be."""
-        layer = logits.layer()
-        if layer is None or (layer.softcap and options.softcap):
-            return None
-        if not logits.weights_are_there():
-            raise RuntimeError(
-                "patch: the output layer's weights were given back before the loss (a sharded layer of its own), "
-                "expected them to be there: patch the model with linear=False"
-            )
-        # The user's softcap applies to the logits that the model's factor has scaled.
-        softcap = layer.softcap or options.softcap * layer.temperature
-        options = dataclasses.replace(options, softcap=softcap, temperature=options.temperature * layer.temperature)
-        found: Tensor = linear_loss.of_linear_options(
-            layer.x.reshape(-1, layer.x.shape[-1]), layer.w, target, layer.b, None, options
-        )
-        return found
+        if isinstance(logits, Deferred):
+            layer = logits.layer()
+            if layer is not None and not (layer[3] and options.softcap):
+                x, w, b, softcap, temperature = layer
+                if not logits.weights_are_there():
+                    raise RuntimeError(
+                        "patch: the output layer's weights were given back before the loss (a sharded layer of its "
+                        "own), expected them to be there: patch the model with linear=False"
+                    )
+                # The user's softcap applies to the logits that the model's factor has scaled.
+                softcap = softcap or options.softcap * temperature
+                bent = dataclasses.replace(options, softcap=softcap, temperature=options.temperature * temperature)
+                return losses.of_linear_options(x.reshape(-1, x.shape[-1]), w, flat, b, None, bent)
+            logits = logits.tensor()
+        return losses.of_logits_options(logits.reshape(-1, vocab_size or logits.shape[-1]), flat, None, options)
 
 
 def _shift_of(model: Any) -> int:
@@ -639,7 +571,7 @@ def _defer(layer: Any, args: tuple[Any, ...]) -> Any:
     scope = _scope.__dict__.get("now")
     if scope is None or len(args) != 1 or not any(each is layer for each in scope.heads):
         return None
-    return (deferred_input(args[0]),)
+    return (_LayerInput(args[0]),)
 
 
 def _is_watched(model: Any, heads: list[torch.nn.Linear]) -> bool:

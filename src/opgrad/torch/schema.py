@@ -43,6 +43,7 @@ class Registered:
         results = ", ".join(["Tensor"] * len(op.results))
         LIBRARY.define(f"{op.name}({', '.join(self.schema.values())}) -> ({results})", tags=TAGS)
         self.overload: Any = getattr(torch.ops.opgrad, op.name).default
+        REGISTERED[op.name] = self
 
 
 REGISTERED: dict[str, Registered] = {}  # by name, once `opgrad.torch.operators` is imported

@@ -30,10 +30,6 @@ def _along(op: Operator, shapes: Shapes, given: Given, reduced: Sequence[int]) -
             yield {name: Shard(axis) for name, tensor in tensors.items() if tensor.role == "element"}
 
 
-def _elements(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
-    return _along(op, shapes, given, ())
-
-
 def _rows(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
     rank, axis = len(shapes[op.arrays[0]]), given["axis"]
     return _along(op, shapes, given, [each % rank for each in ([axis] if isinstance(axis, int) else axis)])
@@ -99,17 +95,6 @@ def _normalization(op: Operator, shapes: Shapes, given: Given) -> Iterator[Place
         yield {**rows, "dscale": Partial("sum"), "dbias": Partial("sum")}
 
 
-def _everywhere(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
-    """Shards of all arrays, along any axis."""
-    for axis in range(len(shapes[op.arrays[0]])):
-        yield {name: Shard(axis) for name in (*op.inputs, *op.results)}
-
-
-def _nowhere(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
-    """No shards: an element's place in the whole decides, or heads have an axis of their own."""
-    return iter(())
-
-
 def _attention(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
     """Shards of sequences, and of heads where every device gets as many heads of keys.
 
@@ -134,12 +119,15 @@ RULES: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
     "attention_grad": _attention,
     "layer_normalization": _normalization,
     "simplified_layer_normalization": _normalization,
-    "gated_linear_unit": _everywhere,
-    "dropout": _nowhere,
-    "sink_softmax": _nowhere,
+    # Along any axis of all arrays; along none where an element's place decides, or heads have an axis of their own.
+    "gated_linear_unit": lambda op, shapes, given: (
+        {name: Shard(axis) for name in (*op.inputs, *op.results)} for axis in range(len(shapes[op.arrays[0]]))
+    ),
+    "dropout": lambda op, shapes, given: iter(()),
+    "sink_softmax": lambda op, shapes, given: iter(()),
 }
 KINDS: dict[str, Callable[[Operator, Shapes, Given], Iterator[Placements]]] = {
-    "elements": _elements,
+    "elements": lambda op, shapes, given: _along(op, shapes, given, ()),
     "rows": _rows,
     "classes": _classes,
     "slices": _slices,

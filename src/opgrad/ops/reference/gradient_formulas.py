@@ -32,6 +32,10 @@ def _leaky_relu_grad(xp: Any, dy: Any, y: Any, alpha: float = 0.01) -> Any:
     return xp.where(y > 0, dy, alpha * dy)
 
 
+def _in_place_accumulator(xp: Any, buffer: Any, value: Any, overwrite: bool = False) -> Any:
+    return value if overwrite else buffer + value
+
+
 SHARED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "softmax_grad": _softmax_grad,
@@ -40,5 +44,6 @@ SHARED: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "sigmoid_grad": _sigmoid_grad,
         "tanh_grad": _tanh_grad,
         "leaky_relu_grad": _leaky_relu_grad,
+        "in_place_accumulator": _in_place_accumulator,
     }
 )

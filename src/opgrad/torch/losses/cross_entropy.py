@@ -23,8 +23,7 @@ from torch.nn import functional
 from opgrad.call.libraries import torch_private
 from opgrad.call.libraries.torch_calls import native, note_effect
 from opgrad.call.libraries.torch_tensors import PLAIN, is_traced, is_transformed
-from opgrad.ops.reference.loss_options import IGNORED, LossOptions
-from opgrad.torch.formulas import over
+from opgrad.ops.reference.loss_options import IGNORED, LossOptions, over
 from opgrad.torch.functions import autocast_layer, narrows_products, widens_softmax
 from opgrad.torch.losses.samples import (
     Found,
@@ -62,7 +61,7 @@ from opgrad.torch.losses.sharded import (
     put_back,
 )
 from opgrad.torch.losses.statistics import ClassPart, chunks_of, gradients, samples_of_parts
-from opgrad.torch.operators import ERRORS, OPERATORS, in_words, is_exported, wide
+from opgrad.torch.operators import OPERATORS, is_exported, wide, worded
 from opgrad.torch.schema import is_recording
 
 CROSS_ENTROPY = "cross_entropy"
@@ -130,16 +129,13 @@ def of_logits_options(
 ) -> Any:  # fmt: skip
     """cross_entropy with checked options."""
     if is_class_sharded(input, min(input.dim() - 1, 1) if isinstance(input, Tensor) else 0):
-        from opgrad.torch.losses import dtensors, sharded
+        from opgrad.torch.losses import dtensors
 
-        call = sharded.LossCall(CROSS_ENTROPY, options, weight=weight)
+        call = LossCall(CROSS_ENTROPY, options, weight=weight)
         call.check(input, target)
         return dtensors.loss(call, input, target, min(input.dim() - 1, 1), shift)
-    try:
-        return _cross_entropy(input, target, weight, options, shift, in_place, check)
-    except ERRORS as error:
-        single = isinstance(input, Tensor) and input.dim() == 1
-        raise in_words(error, SINGLE if single else WORDS) from None
+    words = SINGLE if isinstance(input, Tensor) and input.dim() == 1 else WORDS
+    return worded(words, _cross_entropy, input, target, weight, options, shift, in_place, check)
 
 
 WORDS = {name: "cross_entropy" for name in OPERATORS if name.startswith("softmax_cross_entropy_loss")}
@@ -181,20 +177,15 @@ def _cross_entropy(
         return _with_options(input, none, weight, target, _LogitsPass(options, dtype, in_place, check))
     if not options.is_plain:
         return _with_options(input, labels, weight, None, _LogitsPass(options, dtype, in_place, check))
-    if options.num_items is None and not _would_underflow(input, options):
+    is_half_mean = options.reduction == "mean" and input.dtype == torch.float16
+    if options.num_items is None and not (is_half_mean and _needs_gradient(input) and not is_exported()):
         return _plain(input, labels, weight, options, dtype, in_place, check)
     # If the gradient were divided by the number of samples at once, most of it would underflow float16 before a loss
     # scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.
     summed = replace(options, reduction="sum", num_items=None)
     total = _plain(input, labels, weight, summed, wide(input.dtype), in_place, check)
     by_weight, _ = divisors(labels, weight, False, options)
-    return (total.to(torch.float64) * over(by_weight)).to(dtype)
-
-
-def _would_underflow(input: Tensor, options: LossOptions) -> bool:
-    """Whether the gradient of the mean is computed and kept in float16."""
-    is_mean = options.reduction == "mean" and input.dtype == torch.float16
-    return is_mean and _needs_gradient(input) and not is_exported()
+    return (total.to(torch.float64) * over(torch, by_weight)).to(dtype)
 
 
 def _needs_gradient(input: Tensor) -> bool:
@@ -236,12 +227,12 @@ class _LogitsPass(OnePass):
     def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
         logits, labels, weight, probabilities = tensors
         is_dense, number = probabilities is not None, wide(logits.dtype)
-        upstream = upstream_of(labels, weight, is_dense, self.options, logits.dtype)
-        square = same_for_each(labels, upstream.of_square, number) if self.options.lse_square_scale else None
-        given = (same_for_each(labels, upstream.of_loss, number), None, square, None, None)
+        of_loss, of_square, later = upstream_of(labels, weight, is_dense, self.options, logits.dtype)
+        square = same_for_each(labels, of_square, number) if self.options.lse_square_scale else None
+        given = (same_for_each(labels, of_loss, number), None, square, None, None)
         *found, dlogits = losses_and_grad.execute(*tensors, *given, *settings(self.options), self.check)
         loss = reduced(found, labels, weight, is_dense, self.options, self.dtype)
-        return Found(loss, [dlogits], upstream.later, found[4])
+        return Found(loss, [dlogits], later, found[4])
 
     def differentiable(self, tensors: Sequence[Any]) -> Tensor:
         _, labels, weight, probabilities = tensors
@@ -255,7 +246,10 @@ def _with_options(
 ) -> Any:
     """The loss, or CrossEntropyOutput, of labels, which all count beside probabilities, with the options of `way`."""
     arguments, options = (logits, labels, weight, probabilities), way.options
-    if _computes_gradient(logits, probabilities, options):
+    of_logits = _needs_gradient(logits) and (probabilities is None or not probabilities.requires_grad)
+    one_number = options.reduction != "none" and not options.is_differentiable_beside
+    tensors = [logits] if probabilities is None else [logits, probabilities]
+    if of_logits and one_number and not (is_transformed() or is_traced(tensors) or is_exported()):
         loss, predicted = way(*arguments)
         return output(loss, {"predicted_tokens": predicted}, labels, options) if options.returned else loss
     if is_transformed() or is_recording() or is_exported():
@@ -263,16 +257,6 @@ def _with_options(
     else:
         found = sample_losses(*arguments, *settings(options), way.check)
     return reduced(found, labels, weight, probabilities is not None, options, way.dtype)
-
-
-def _computes_gradient(logits: Tensor, probabilities: Tensor | None, options: LossOptions) -> bool:
-    """Whether the gradient is computed in the forward pass."""
-    tensors = [logits] if probabilities is None else [logits, probabilities]
-    if not (torch.is_grad_enabled() and logits.requires_grad) or is_transformed() or is_traced(tensors):
-        return False
-    if options.reduction == "none" or options.is_differentiable_beside or is_exported():
-        return False
-    return probabilities is None or not probabilities.requires_grad
 
 
 def _check(input: Any, target: Any, weight: Any) -> None:
@@ -370,9 +354,9 @@ def of_linear_options(
     tensors |= {"linear_bias": linear_bias, "weight": weight}
     _check_linear(tensors)
     if is_class_sharded(linear_weight, 0) and linear_weight.dim() == 2:
-        from opgrad.torch.losses import dtensors, sharded
+        from opgrad.torch.losses import dtensors
 
-        call = sharded.LossCall(NAME, chosen, weight=weight)
+        call = LossCall(NAME, chosen, weight=weight)
         call.check(input, target)
         return dtensors.linear_loss(call, input, linear_weight, linear_bias, target, shift)
     if target.is_floating_point() or linear_weight.dim() != 2 or not input.numel() or not linear_weight.numel():
@@ -381,7 +365,15 @@ def of_linear_options(
     if needs_composition([each for each in tensors.values() if each is not None]):
         return _by_logits(input, linear_weight, labels, linear_bias, weight, chosen, 0)
     x, w, b, dtype = autocast_layer(input.reshape(-1, input.shape[-1]), linear_weight, linear_bias)
-    return _loss(x, w, b, labels, weight, _LayerPass(chosen, chosen.dtype or dtype, rows=rows))
+    way, arguments = _LayerPass(chosen, chosen.dtype or dtype, rows=rows), (x, w, b, labels.reshape(-1), weight)
+    needs = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, w, b))
+    one_number = chosen.reduction != "none" and not chosen.returned
+    watched = torch.compiler.is_compiling() or torch_private.transforms_active()
+    if needs and one_number and not watched and not torch_private.dispatch_modes():
+        return way(*arguments)[0]
+    if not torch.compiler.is_compiling():
+        count_flops()
+    return reduced(shaped(way.samples(*arguments), labels.shape), labels, weight, False, chosen, way.dtype)
 
 
 def _check_linear(tensors: dict[str, Any]) -> None:
@@ -432,33 +424,6 @@ def _by_logits(
     return of_logits_options(logits, target, weight, options, shift)
 
 
-# --- the loss of rows ----------------------------------------------------------------------------------------------
-
-
-def _loss(x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, way: "_LayerPass") -> Any:
-    """The loss of rows of input; labels, and the fields of samples, have the target's shape."""
-    needs = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, w, b))
-    one_number = way.options.reduction != "none" and not way.options.returned
-    watched = torch.compiler.is_compiling() or torch_private.transforms_active()
-    arguments = (x, w, b, labels.reshape(-1), weight)
-    if needs and one_number and not watched and not torch_private.dispatch_modes():
-        return way(*arguments)[0]
-    if not torch.compiler.is_compiling():
-        count_flops()
-    found = shaped(_samples(way, *arguments), labels.shape)
-    return reduced(found, labels, weight, False, way.options, way.dtype)
-
-
-def _samples(
-    way: "_LayerPass", x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None
-) -> Sequence[Any]:
-    """The results of `sample_losses` for the layer's logits; None for a result that is not wanted."""
-    options, part = way.options, ClassPart.of(way.options, weight)
-    statistics = layer_statistics(x, w, b, labels, *part, options.ignore_index, way.rows, "").double()
-    given = (labels, part, w.shape[0], weight, options, way.dtype, options.label_smoothing)
-    return samples_of_parts(statistics.unsqueeze(0), *given)
-
-
 @dataclass(frozen=True)
 class _LayerPass(OnePass):
     """A layer whose logits exist in chunks of `rows` rows. Its tensors are x, w, b, labels and class weights."""
@@ -468,24 +433,31 @@ class _LayerPass(OnePass):
 
     def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
         x, w, b, labels, weight = tensors
-        options, upstream = self.options, upstream_of(labels, weight, False, self.options, x.dtype)
+        options = self.options
+        of_loss, of_square, later = upstream_of(labels, weight, False, options, x.dtype)
         check_labels(NAME, labels, len(w), options.ignore_index)
         layer, counting = layer_of(x, w, b, labels, weight, options.ignore_index)
+        dloss = same_for_each(layer.labels, of_loss, layer.number)
+        squares = same_for_each(layer.labels, of_square, layer.number) if options.lse_square_scale else None
         chunks = chunks_of(layer, self.rows, with_gradient=True)
-        dloss, squares = same_for_each(layer.labels, upstream.of_loss, layer.number), None
-        if options.lse_square_scale:
-            squares = same_for_each(layer.labels, upstream.of_square, layer.number)
         loss, lse, (dx, dw, db) = gradients(layer, dloss, squares, options, needs[:3], chunks)
-        total = loss.sum(dtype=torch.float64) * upstream.of_loss
+        total = loss.sum(dtype=torch.float64) * of_loss
         if squares is not None:
-            total = total + (lse * lse).sum(dtype=torch.float64) * upstream.of_square
+            total = total + (lse * lse).sum(dtype=torch.float64) * of_square
         dx = None if dx is None else put_back(dx, counting, len(x))
-        return Found((total * upstream.later).to(self.dtype), [dx, dw, db], upstream.later)
+        return Found((total * later).to(self.dtype), [dx, dw, db], later)
 
     def differentiable(self, tensors: Sequence[Any]) -> Tensor:
         *_, labels, weight = tensors
-        loss: Tensor = reduced(_samples(self, *tensors), labels, weight, False, self.options, self.dtype)
+        loss: Tensor = reduced(self.samples(*tensors), labels, weight, False, self.options, self.dtype)
         return loss
+
+    def samples(self, x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None) -> Sequence[Any]:
+        """The results of `sample_losses` for the layer's logits; None for a result that is not wanted."""
+        options, part = self.options, ClassPart.of(self.options, weight)
+        statistics = layer_statistics(x, w, b, labels, *part, options.ignore_index, self.rows, "").double()
+        given = (labels, part, w.shape[0], weight, options, self.dtype, options.label_smoothing)
+        return samples_of_parts(statistics.unsqueeze(0), *given)
 
 
 LOGITS, LINEAR = "vocab_parallel_cross_entropy", "vocab_parallel_linear_cross_entropy"

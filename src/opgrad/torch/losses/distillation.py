@@ -173,10 +173,9 @@ class _DivergencePass(OnePass):
 
     def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
         *_, labels = tensors
-        upstream = upstream_of(labels, None, False, self.options, tensors[0].dtype)
-        losses, slopes = self.of_rows(tensors, needs, same_for_each(labels, upstream.of_loss, wide(tensors[0].dtype)))
-        total = losses.sum(dtype=torch.float64) * upstream.of_loss * upstream.later
-        return Found(total.to(self.dtype), slopes, upstream.later)
+        of_loss, _, later = upstream_of(labels, None, False, self.options, tensors[0].dtype)
+        losses, slopes = self.of_rows(tensors, needs, same_for_each(labels, of_loss, wide(tensors[0].dtype)))
+        return Found((losses.sum(dtype=torch.float64) * of_loss * later).to(self.dtype), slopes, later)
 
     def of_rows(self, tensors: Sequence[Any], needs: Sequence[bool], dloss: Tensor) -> tuple[Tensor, Slopes]:
         """The divergence of each row, and the gradients for those of the rows."""

@@ -19,9 +19,8 @@ from opgrad.call.libraries.torch_private import is_batched
 from opgrad.ops import loss_operators
 from opgrad.ops.reference import loss_options
 from opgrad.ops.reference.loss_options import LossOptions
-from opgrad.torch.formulas import Gradients, Needs, differentiate, onehot, over, scale_in_place, scaled
+from opgrad.torch.formulas import Gradients, Needs, differentiate, onehot, scale_in_place, scaled
 from opgrad.torch.operators import OPERATORS, TensorOperator, pulled_back, wide
-from opgrad.torch.schema import REGISTERED
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -47,12 +46,12 @@ def read_options(name: str, *options: Any, returned: tuple[bool, ...] = (), **na
 
     A tensor with the number of items is not read: that would wait for the device.
     """
-    named |= {"returned": tuple(compress(CrossEntropyOutput._fields[1:], returned)), "is_left": _is_left}
+
+    def is_left(option: str, value: Any) -> bool:
+        return option == "num_items" and isinstance(value, Tensor)
+
+    named |= {"returned": tuple(compress(CrossEntropyOutput._fields[1:], returned)), "is_left": is_left}
     return loss_options.read_options(name, *options, **named)
-
-
-def _is_left(option: str, value: Any) -> bool:
-    return option == "num_items" and isinstance(value, Tensor)
 
 
 def read_labels(name: str, target: Tensor, shift: Any, ignore_index: int | None) -> Tensor:
@@ -70,12 +69,9 @@ def divisors(
     """The divisors of the sums of losses and of squares of lse: 0-dimensional tensors in float64, or numbers."""
     weight = None if weight is None or is_dense else weight.detach()
     places = labels if weight is None else labels.long()
-    by_weight, by_count = loss_options.divisors(torch, places, weight, options, torch.float64, Tensor.to)
-    return _exact(by_weight), _exact(by_count)
-
-
-def _exact(number: Tensor | float) -> Tensor | float:
-    return number.detach().to(torch.float64) if isinstance(number, Tensor) else number
+    both = loss_options.divisors(torch, places, weight, options, torch.float64, Tensor.to)
+    by_weight, by_count = (each.detach().to(torch.float64) if isinstance(each, Tensor) else each for each in both)
+    return by_weight, by_count
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
@@ -135,7 +131,6 @@ def is_class_sharded(value: Any, dim: int) -> bool:
 
 
 LOSSES = {name: TensorOperator(op) for name, op in loss_operators().items()}
-REGISTERED.update(LOSSES)
 _loss = OPERATORS["softmax_cross_entropy_loss"]
 sample_losses, losses_and_grad = LOSSES["sample_losses"], LOSSES["sample_losses_and_grad"]
 
@@ -241,8 +236,8 @@ def reduced(
     z_loss = options.lse_square_scale * lse * lse if options.lse_square_scale or "z_loss" in options.returned else None
     if options.reduction != "none":
         by_weight, by_count = by or divisors(labels, weight, is_dense, options)
-        loss = loss.sum(dtype=torch.float64) * over(by_weight)
-        z_loss = None if z_loss is None else z_loss.sum(dtype=torch.float64) * over(by_count)
+        loss = loss.sum(dtype=torch.float64) * loss_options.over(torch, by_weight)
+        z_loss = None if z_loss is None else z_loss.sum(dtype=torch.float64) * loss_options.over(torch, by_count)
     total = (loss if z_loss is None else loss + z_loss).to(dtype)
     if not options.returned:
         return total
@@ -338,24 +333,19 @@ class _Fused(torch.autograd.Function):
         elif torch.is_grad_enabled():
             found = again(ctx, dloss)
         elif ctx.way.hands_out:
-            found = _handed_out(ctx, dloss * ctx.factor)
+            # Where the gradients have been given away, they are computed again.
+            grads = ctx.grads or ctx.way.compute(ctx.saved_tensors, ctx.needs_input_grad[1:]).gradients
+            if is_batched(dloss):
+                found = _multiplied(grads, dloss * ctx.factor)
+            else:
+                ctx.grads = None
+                found = _multiplied_in_place(grads, dloss * ctx.factor)
         else:
             found = _multiplied(ctx.saved_tensors[ctx.count :], dloss * ctx.factor)
         return None, *found, *nothing[len(found) :]
 
 
 _fused: Callable[..., tuple[Tensor, Tensor | None]] = _Fused.apply
-
-
-def _handed_out(ctx: Any, factor: Tensor) -> Several:
-    """The gradients times the factor; computed again where they have been given away."""
-    grads: Several = ctx.grads
-    if grads is None:
-        grads = ctx.way.compute(ctx.saved_tensors, ctx.needs_input_grad[1:]).gradients
-    if is_batched(factor):
-        return _multiplied(grads, factor)
-    ctx.grads = None
-    return _multiplied_in_place(grads, factor)
 
 
 def _multiplied_in_place(grads: Several, factor: Tensor) -> Several:
@@ -386,25 +376,23 @@ def again(ctx: Any, dloss: Tensor) -> Several:
     return [found.get(index) for index in range(ctx.count)]
 
 
-class ReducedUpstream(NamedTuple):
-    """The gradients of each sample's loss and square of lse, without a common factor that comes `later`."""
-
-    of_loss: Tensor | float
-    of_square: Tensor | float
-    later: Tensor | float
-
-
 def upstream_of(
     labels: Tensor, weight: Tensor | None, is_dense: bool, options: LossOptions, dtype: torch.dtype
-) -> ReducedUpstream:
-    """The factors of the samples in the reduction. dtype: of the gradient."""
+) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+    """The gradients of each sample's loss and square of lse, without a common factor that comes later; that factor.
+
+    dtype: of the gradient.
+    """
     by_weight, by_count = divisors(labels, weight, is_dense, options)
-    inverse, of_square = over(by_weight), options.lse_square_scale * over(by_count)
+    inverse, of_square = (
+        loss_options.over(torch, by_weight),
+        options.lse_square_scale * loss_options.over(torch, by_count),
+    )
     if dtype == torch.float16:
         # If the gradient were divided by the number of samples here, most of it would underflow float16 before a loss
         # scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.
-        return ReducedUpstream(1.0, of_square * by_weight, inverse)
-    return ReducedUpstream(inverse, of_square, 1.0)
+        return 1.0, of_square * by_weight, inverse
+    return inverse, of_square, 1.0
 
 
 def same_for_each(labels: Tensor, value: Tensor | float, dtype: torch.dtype) -> Tensor:

@@ -42,32 +42,6 @@ from opgrad.torch.operators import one_by_one, pulled_back, wide
 from opgrad.torch.schema import LIBRARY, TAGS
 
 
-def register(
-    overload: Any,
-    run: Callable[..., Any],
-    fake: Callable[..., Any],
-    backward: Callable[..., Any],
-    setup: Callable[..., None],
-) -> None:
-    """Give an operator its kernel, its shapes and its gradient; the latter for transformations of torch.func, too."""
-    name = overload.name().removesuffix(".default")
-    torch.library.impl(name, ("cpu", "cuda"), run, lib=LIBRARY)
-    torch.library.register_fake(name, fake, lib=LIBRARY)
-    torch.library.register_autograd(name, backward, setup_context=setup, lib=LIBRARY)
-    methods = {"forward": overload, "setup_context": setup, "backward": backward}
-    methods["vmap"] = lambda info, dims, *given: one_by_one(overload, info.batch_size, dims, given)
-    function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
-
-    def transform(*arguments: Any) -> Any:
-        defaults = [each.default_value for each in overload._schema.arguments[len(arguments) :]]
-        return unseen(function.apply)(*arguments, *defaults)
-
-    torch_private.implement_transform(LIBRARY, name.partition("::")[2], transform)
-
-
-# --- gradients -------------------------------------------------------------------------------------------------------
-
-
 def keep_all(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
     """Keep all arguments, and the result."""
     ctx.save_for_backward(*[each for each in inputs if isinstance(each, Tensor)], output)
@@ -80,45 +54,53 @@ def kept(ctx: Any) -> list[Any]:
     return [next(tensors) if each is None else each[0] for each in ctx.others]
 
 
+def keep_place(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    ctx.place = [each for each in inputs if isinstance(each, int | str)]
+
+
 def once(ctx: Any, *slopes: Any) -> Any:
     raise NotImplementedError(
         "this gradient is not differentiable; the operator that it belongs to is, any number of times"
     )
 
 
-HEADER = 4  # words before the statistics: the first class, the end of the classes, the numbers of rows and statistics
+def registered(
+    schema: str, run: Callable[..., Any], fake: Callable[..., Any], backward: Callable[..., Any] = once,
+    setup: Callable[..., None] = keep_all,
+) -> Any:  # fmt: skip
+    """An operator with its kernel, its shapes and its gradient; the latter for transformations of torch.func, too."""
+    LIBRARY.define(schema, tags=TAGS)
+    name = schema.partition("(")[0]
+    overload: Any = getattr(torch.ops.opgrad, name).default
+    torch.library.impl(f"opgrad::{name}", ("cpu", "cuda"), run, lib=LIBRARY)
+    torch.library.register_fake(f"opgrad::{name}", fake, lib=LIBRARY)
+    torch.library.register_autograd(f"opgrad::{name}", backward, setup_context=setup, lib=LIBRARY)
+    methods = {"forward": overload, "setup_context": setup, "backward": backward}
+    methods["vmap"] = lambda info, dims, *given: one_by_one(overload, info.batch_size, dims, given)
+    function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(each) for key, each in methods.items()})
 
-for _written in (
-    f"shard_statistics(Tensor logits, {CLASSES}) -> Tensor",
-    f"shard_statistics_grad(Tensor logits, {CLASSES}, {SLOPES}) -> Tensor",
-    "shard_gather(Tensor statistics, Tensor labels, SymInt first, SymInt classes, SymInt? ignore_index, int rank, "
-    "int processes, str group, str who) -> (Tensor, Tensor)",
-    "shard_part(Tensor parts, int rank, int processes, str group) -> Tensor",
-    "shard_parts(Tensor part, int rank, int processes, str group) -> Tensor",
-    "shard_copy(Tensor x, str group) -> Tensor",
-    "shard_sum(Tensor x, str group) -> Tensor",
-):
-    LIBRARY.define(_written, tags=TAGS)
-_ops: Any = torch.ops.opgrad
-shard_statistics, shard_statistics_grad = _ops.shard_statistics.default, _ops.shard_statistics_grad.default
-shard_gather, shard_part, shard_parts = _ops.shard_gather.default, _ops.shard_part.default, _ops.shard_parts.default
-shard_copy, shard_sum = _ops.shard_copy.default, _ops.shard_sum.default
+    def transform(*arguments: Any) -> Any:
+        defaults = [each.default_value for each in overload._schema.arguments[len(arguments) :]]
+        return unseen(function.apply)(*arguments, *defaults)
+
+    torch_private.implement_transform(LIBRARY, name, transform)
+    return overload
 
 
 # --- statistics of logits --------------------------------------------------------------------------------------------
 
 
-def _statistics_fake(logits: Tensor, labels: Tensor, *part: Any) -> Tensor:
+def _of_logits_fake(logits: Tensor, labels: Tensor, *part: Any) -> Tensor:
     return logits.new_empty(ClassPart(*part[:6]).numbers, logits.shape[0], dtype=wide(logits.dtype))
 
 
-def _statistics_grad(logits: Tensor, labels: Tensor, *others: Any) -> Tensor:
+def _of_logits_grad(logits: Tensor, labels: Tensor, *others: Any) -> Tensor:
     *given, statistics, slopes = others
     part = ClassPart(*given)
     return gradient_of(logits, labels, part, factors_of_slopes(statistics, slopes, part))
 
 
-def _statistics_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
+def _of_logits_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
     logits, *given, statistics = kept(ctx)
     nothing = (None,) * len(given)
     if not torch.is_grad_enabled():
@@ -127,17 +109,22 @@ def _statistics_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
     return *pulled_back(lambda x: composed_statistics(x, labels, ClassPart(*part)), [logits], [slopes]), *nothing
 
 
-register(
-    shard_statistics,
+shard_statistics: Any = registered(
+    f"shard_statistics(Tensor logits, {CLASSES}) -> Tensor",
     lambda logits, labels, *part: statistics_of(logits, labels, ClassPart(*part)),
-    _statistics_fake,
-    _statistics_backward,
-    keep_all,
+    _of_logits_fake,
+    _of_logits_backward,
 )
-register(shard_statistics_grad, _statistics_grad, lambda logits, *_: torch.empty_like(logits), once, keep_all)
+shard_statistics_grad: Any = registered(
+    f"shard_statistics_grad(Tensor logits, {CLASSES}, {SLOPES}) -> Tensor",
+    _of_logits_grad,
+    lambda logits, *_: torch.empty_like(logits),
+)
 
 
 # --- the statistics of all processes ---------------------------------------------------------------------------------
+
+HEADER = 4  # words before the statistics: the first class, the end of the classes, the numbers of rows and statistics
 
 
 @lru_cache(maxsize=64)
@@ -201,35 +188,8 @@ def _gather_fake(statistics: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return every, statistics.new_empty((), dtype=torch.int64)
 
 
-def _place_keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    ctx.dtype, ctx.place = inputs[0].dtype, [each for each in inputs if isinstance(each, int | str)]
-
-
 def _gather_keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     ctx.dtype, ctx.place = inputs[0].dtype, inputs[5:8]
-
-
-def _gather_backward(ctx: Any, slopes: Tensor, _: Any) -> tuple[Any, ...]:
-    return shard_part(slopes, *ctx.place).to(ctx.dtype), *(None,) * 8
-
-
-register(shard_gather, _gather, _gather_fake, _gather_backward, _gather_keep)
-register(
-    shard_part,
-    lambda parts, rank, processes, group: parts[rank].clone(),
-    lambda parts, *_: parts.new_empty(parts.shape[1:]),
-    lambda ctx, slope: (shard_parts(slope, *ctx.place), None, None, None),
-    _place_keep,
-)
-register(
-    shard_parts,
-    lambda part, rank, processes, group: _of_all(
-        part.reshape(-1), processes, group, "a gradient of a gradient over shards"
-    ).view(-1, *part.shape),
-    lambda part, rank, processes, group: part.new_empty((processes, *part.shape)),
-    lambda ctx, slopes: (shard_part(slopes, *ctx.place), None, None, None),
-    _place_keep,
-)
 
 
 def _sum(x: Tensor, group: str) -> Tensor:
@@ -238,51 +198,65 @@ def _sum(x: Tensor, group: str) -> Tensor:
     return total
 
 
+shard_gather: Any = registered(
+    "shard_gather(Tensor statistics, Tensor labels, SymInt first, SymInt classes, SymInt? ignore_index, int rank, "
+    "int processes, str group, str who) -> (Tensor, Tensor)",
+    _gather,
+    _gather_fake,
+    lambda ctx, slopes, _: (shard_part(slopes, *ctx.place).to(ctx.dtype), *(None,) * 8),
+    _gather_keep,
+)
+shard_part: Any = registered(
+    "shard_part(Tensor parts, int rank, int processes, str group) -> Tensor",
+    lambda parts, rank, processes, group: parts[rank].clone(),
+    lambda parts, *_: parts.new_empty(parts.shape[1:]),
+    lambda ctx, slope: (shard_parts(slope, *ctx.place), None, None, None),
+    keep_place,
+)
+shard_parts: Any = registered(
+    "shard_parts(Tensor part, int rank, int processes, str group) -> Tensor",
+    lambda part, rank, processes, group: _of_all(
+        part.reshape(-1), processes, group, "a gradient of a gradient over shards"
+    ).view(-1, *part.shape),
+    lambda part, rank, processes, group: part.new_empty((processes, *part.shape)),
+    lambda ctx, slopes: (shard_part(slopes, *ctx.place), None, None, None),
+    keep_place,
+)
 # A copy to all processes: its gradient is the sum over the processes, and the gradient of the sum is a copy.
-register(
-    shard_copy,
+shard_copy: Any = registered(
+    "shard_copy(Tensor x, str group) -> Tensor",
     lambda x, group: x.clone(),
     lambda x, group: torch.empty_like(x),
     lambda ctx, slope: (shard_sum(slope, *ctx.place), None),
-    _place_keep,
+    keep_place,
 )
-register(
-    shard_sum,
+shard_sum: Any = registered(
+    "shard_sum(Tensor x, str group) -> Tensor",
     _sum,
     lambda x, group: torch.empty_like(x),
     lambda ctx, slope: (shard_copy(slope, *ctx.place), None),
-    _place_keep,
+    keep_place,
 )
 
 
 # --- a layer whose logits exist in chunks ----------------------------------------------------------------------------
 
-
 NAME = "linear_cross_entropy"
 _LAYER = f"Tensor x, Tensor w, Tensor? b, {CLASSES}, SymInt? ignore_index, SymInt? rows, str group"
-LIBRARY.define(f"layer_statistics({_LAYER}) -> Tensor", tags=TAGS)
-LIBRARY.define(f"layer_statistics_grad({_LAYER}, {SLOPES}) -> (Tensor, Tensor, Tensor)", tags=TAGS)
-layer_statistics: Any = torch.ops.opgrad.layer_statistics.default
-layer_statistics_grad: Any = torch.ops.opgrad.layer_statistics_grad.default
 
 
 def layer_of(
     x: Tensor, w: Tensor, b: Tensor | None, labels: Tensor, weight: Tensor | None, ignore_index: int | None
 ) -> tuple[Layer, Tensor | None]:
     """The layer with only the samples that count, and their numbers; None if all count."""
-    x, w, b = x.detach(), w.detach(), None if b is None else b.detach()
-    kept = counted(labels, ignore_index)
-    if kept is not None:
-        x, labels = x.index_select(0, kept), labels.index_select(0, kept)
-    return Layer(x, w, b, labels, None if weight is None else weight.detach()), kept
-
-
-def counted(labels: Tensor, ignore_index: int | None) -> Tensor | None:
-    """The numbers of the samples that count; None if all count. On CUDA this waits for the device."""
+    x, w = x.detach(), w.detach()
+    b, weight = (None if each is None else each.detach() for each in (b, weight))
     if ignore_index is None or (labels.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return None
-    kept = (labels != ignore_index).nonzero().squeeze(1)
-    return None if len(kept) == len(labels) else kept
+        return Layer(x, w, b, labels, weight), None
+    counting = (labels != ignore_index).nonzero().squeeze(1)  # on CUDA this waits for the device
+    if len(counting) == len(labels):
+        return Layer(x, w, b, labels, weight), None
+    return Layer(x.index_select(0, counting), w, b, labels.index_select(0, counting), weight), counting
 
 
 def put_back(found: Tensor, kept: Tensor | None, count: int, axis: int = 0) -> Tensor:
@@ -326,10 +300,6 @@ def _grad(
     return put_back(dx.to(x.dtype), counting, len(x)), dw, x.new_zeros(0) if db is None else db
 
 
-def _grad_fake(x: Tensor, w: Tensor, b: Tensor | None, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(w), x.new_empty(0) if b is None else torch.empty_like(b)
-
-
 def _backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
     """The first gradient computes the logits again in chunks; for further ones they are stored."""
     x, w, b, *given, statistics = kept(ctx)
@@ -346,8 +316,16 @@ def _backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
     return *found, *(None,) * (3 - len(found)), *nothing
 
 
-register(layer_statistics, _statistics, _fake, _backward, keep_all)
-register(layer_statistics_grad, _grad, _grad_fake, once, keep_all)
+layer_statistics: Any = registered(f"layer_statistics({_LAYER}) -> Tensor", _statistics, _fake, _backward)
+layer_statistics_grad: Any = registered(
+    f"layer_statistics_grad({_LAYER}, {SLOPES}) -> (Tensor, Tensor, Tensor)",
+    _grad,
+    lambda x, w, b, *_: (
+        torch.empty_like(x),
+        torch.empty_like(w),
+        x.new_empty(0) if b is None else torch.empty_like(b),
+    ),
+)
 
 
 # --- the results of all classes ---------------------------------------------------------------------------------------

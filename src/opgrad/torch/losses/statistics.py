@@ -68,17 +68,15 @@ class ClassPart(NamedTuple):
         """The count of numbers of a row: m, s, z[label], sum(weight * z); moment; largest class, largest logit."""
         return 4 + self.moment + self.predicted * (1 + self.bends)
 
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """The attributes that both operators have."""
-        names = ("weight", "first", "softcap", "temperature")
-        return {name: getattr(self, name) for name in names}
+    def given(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+        """The arguments that both operators have."""
+        part = {name: getattr(self, name) for name in ("weight", "first", "softcap", "temperature")}
+        return {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), **part}
 
 
 def statistics_of(logits: Tensor, labels: Tensor, part: ClassPart) -> Tensor:
     """The statistics [numbers, rows] of logits [rows, classes of the part]."""
-    given = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "moment": part.moment}
-    found: Tensor = execute(_statistics_of, given | part.attributes)
+    found: Tensor = execute(_statistics_of, part.given(logits, labels) | {"moment": part.moment})
     if not part.predicted:
         return found
     largest = largest_class(logits, part)
@@ -107,8 +105,8 @@ def check_exact(part: ClassPart, classes: int, dtype: torch.dtype) -> None:
 
 def gradient_of(logits: Tensor, labels: Tensor, part: ClassPart, factors: Tensor, out: Tensor | None = None) -> Tensor:
     """The gradient of a part's logits, for the factors of cross_entropy_shard_grad."""
-    given = {"logits": logits.detach().contiguous(), "labels": labels.contiguous(), "out": out}
-    found: Tensor = execute(_gradient_of, given | part.attributes | {"factors": factors.to(wide(logits.dtype))})
+    more = {"factors": factors.to(wide(logits.dtype)), "out": out}
+    found: Tensor = execute(_gradient_of, part.given(logits, labels) | more)
     return found
 
 
@@ -234,7 +232,8 @@ def samples_of(
     elif weight is not None:
         losses = weights_of(labels, weight, counts & ~wrong) * losses
     if isinstance(smoothing, Tensor) or smoothing:
-        losses = (1 - smoothing) * losses + share_of(smoothing, rows) * (rows.lse * mass_of(weight, rows) - rows.sum)
+        share, mass = spread(smoothing, rows, weight)
+        losses = (1 - smoothing) * losses + share * (rows.lse * mass - rows.sum)
     entropy = None if rows.mean is None else rows.lse - rows.mean
     floats = [
         None if value is None else torch.where(counts, value, 0.0).to(wide(dtype))
@@ -253,14 +252,10 @@ def weights_of(labels: Tensor, weight: Tensor, valid: Tensor) -> Tensor:
     return weight.detach().double()[torch.where(valid, labels, 0).long()]
 
 
-def mass_of(weight: Tensor | None, rows: RowStats) -> Any:
-    """The sum of the weights of all classes."""
-    return rows.total if weight is None else weight.detach().double().sum()
-
-
-def share_of(smoothing: Any, rows: RowStats) -> Any:
-    """The share of each class in label smoothing; a number beside an integer tensor would be float32."""
-    return smoothing / (rows.total.double() if isinstance(rows.total, Tensor) else rows.total)
+def spread(smoothing: Any, rows: RowStats, weight: Tensor | None) -> tuple[Any, Any]:
+    """The share of each class in label smoothing, and the sum of the weights of all classes."""
+    total = rows.total.double() if isinstance(rows.total, Tensor) else rows.total  # an integer tensor gives float32
+    return smoothing / total, rows.total if weight is None else weight.detach().double().sum()
 
 
 def factors_of_results(
@@ -274,8 +269,9 @@ def factors_of_results(
     valid = (labels >= 0) & (labels < rows.total)
     of_label = (1 - smoothing) * (1.0 if weight is None else weights_of(labels, weight, valid)) * dloss
     of_label = torch.where(valid, of_label, torch.nan)
-    of_all = share_of(smoothing, rows) * dloss
-    by_lse = of_label + of_all * mass_of(weight, rows)
+    share, mass = spread(smoothing, rows, weight)
+    of_all = share * dloss
+    by_lse = of_label + of_all * mass
     if dlse_square is not None:
         by_lse = by_lse + 2 * rows.lse * dlse_square
     nothing = torch.zeros_like(by_lse)
