@@ -5,12 +5,13 @@ gradient of NaN; its label is never followed.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import triton
 import triton.language as tl
 
-from opgrad.contract.signature import Operand, Problem, wrong_label
+from opgrad.contract.signature import Problem, wrong_label
 from opgrad.cuda import regimes
 from opgrad.cuda.execute import Launch, Program, Scratch, Space
 from opgrad.cuda.labels import add_up, checks, is_label, read_labels, sum_blocks, sum_sums, sum_weights, weights_of
@@ -199,9 +200,10 @@ def reducing(
     return [*launches, Launch(reduce_losses, (1,), arguments, WARPS)]
 
 
-def with_loss(problem: Problem, operator: str, second: Operand | None, result: Any) -> Program:
+def with_loss(problem: Problem, operator: str, result: Any, second: str = "") -> Program:
     """The program of the operators that read logits; `second` is the result beside the loss, of elements `result`."""
-    operands = [problem["logits"]] + ([second] if second else [])
+    other = problem[second] if second else None
+    operands = [problem["logits"]] + ([other] if other else [])
     samples, space = problem.outer * problem.inner, Space()
     space.take(2, "int64")  # the status of the checks
     given = options(problem)
@@ -212,8 +214,8 @@ def with_loss(problem: Problem, operator: str, second: Operand | None, result: A
         regime = choose(problem, operands, streams=1, labelled=True)
         name = regime.name
         given |= {"total": total, "losses": losses, "RESULT": result, "picks": None}
-        given["EXP"] = exponential(second or problem["logits"])
-        given |= frame(problem, regime, operands) | strides(x=problem["logits"], y=second)
+        given["EXP"] = exponential(other or problem["logits"])
+        given |= frame(problem, regime, operands) | strides(x=problem["logits"], y=other)
         if regime.parts > 1:
             given["picks"] = space.take(samples, dtype_of(given))
         launches += row_launches(loss_rows, problem, regime, given, ("maxima", "sums"), space)
@@ -224,17 +226,13 @@ def with_loss(problem: Problem, operator: str, second: Operand | None, result: A
     return Program(launches, space.size, name, checking, wrong_label(problem, operator))
 
 
-def softmax_cross_entropy_loss(problem: Problem) -> Program:
-    return with_loss(problem, "softmax_cross_entropy_loss", problem["log_prob"], log_prob)
-
-
-def softmax_cross_entropy_loss_only(problem: Problem) -> Program:
-    return with_loss(problem, "softmax_cross_entropy_loss_only", None, log_prob)
-
-
-def softmax_cross_entropy_loss_and_grad(problem: Problem) -> Program:
-    return with_loss(problem, "softmax_cross_entropy_loss_and_grad", problem["dlogits"], loss_gradient)
-
+softmax_cross_entropy_loss = partial(
+    with_loss, operator="softmax_cross_entropy_loss", result=log_prob, second="log_prob"
+)
+softmax_cross_entropy_loss_only = partial(with_loss, operator="softmax_cross_entropy_loss_only", result=log_prob)
+softmax_cross_entropy_loss_and_grad = partial(
+    with_loss, operator="softmax_cross_entropy_loss_and_grad", result=loss_gradient, second="dlogits"
+)
 
 # --- the gradient from log_prob ------------------------------------------------------------------------------------
 
@@ -463,7 +461,8 @@ def sample_options(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _program(problem: Problem, operator: str, gradient: Operand | None) -> Program:
+def _program(problem: Problem, operator: str, with_gradient: bool = False) -> Program:
+    gradient = problem["dlogits"] if with_gradient else None
     q, samples, space = problem["probabilities"], problem.outer * problem.inner, Space()
     space.take(2, "int64")  # the status of the checks
     operands = [each for each in (problem["logits"], gradient, q) if each is not None]
@@ -484,13 +483,8 @@ def _program(problem: Problem, operator: str, gradient: Operand | None) -> Progr
     return Program(launches, space.size, name, checking, wrong_label(problem, operator))
 
 
-def sample_losses(problem: Problem) -> Program:
-    return _program(problem, "sample_losses", None)
-
-
-def sample_losses_and_grad(problem: Problem) -> Program:
-    return _program(problem, "sample_losses_and_grad", problem["dlogits"])
-
+sample_losses = partial(_program, operator="sample_losses")
+sample_losses_and_grad = partial(_program, operator="sample_losses_and_grad", with_gradient=True)
 
 # --- a shard of the classes: the statistics in one loop whatever the length of rows ----------------------------------
 

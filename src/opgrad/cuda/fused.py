@@ -549,10 +549,15 @@ def _program(problem: Problem, first: str, names: Sequence[str], kernel: Any, lo
         elements = [each for each in elements if each.n]  # of the others a row has one number
     functions = bool(attributes["dropout"]) or any(not each.operands for each in attributes["post_ops"])
     regime = choose(problem, elements, held, alone=True, functions=functions)
-    number = _precision(problem, first, names[0])
+    dtypes = {problem[name].dtype for name in (first, "y", names[0]) if problem.operands.get(name)}
+    number = tl.float64 if "float64" in dtypes else tl.float32
+    drops = NOTHING.value
+    if attributes["dropout"]:
+        together = regime.block >= 4 and views.are_neighbours(DROPOUT.value)
+        drops = NEIGHBOURS.value if together else EACH.value
     constants = Constants(
         views=tuple(views.views), names=tuple(each.name for each in post_ops), slots=slots, count=len(slots),
-        drops=_drops(views, regime.block), divides=attributes["out_scale"] != 1.0, log=log,
+        drops=drops, divides=attributes["out_scale"] != 1.0, log=log,
         inf_as_zero=attributes.get("inf_as_zero", False),
         rows=regime.rows, block=regime.block, vector=views.aligned,
         index=tl.int64 if views.wide else tl.int32, number=number,
@@ -564,19 +569,6 @@ def _program(problem: Problem, first: str, names: Sequence[str], kernel: Any, lo
         "C": Constants(*map(tl.constexpr, constants)),
     }  # fmt: skip
     return Program([Launch(kernel, (tiles(problem, regime),), arguments, regime.warps)], 0, regime.name)
-
-
-def _drops(views: Views, block: int) -> int:
-    """What dropout drops."""
-    if not views.problem.attributes["dropout"]:
-        return NOTHING.value
-    return NEIGHBOURS.value if block >= 4 and views.are_neighbours(DROPOUT.value) else EACH.value
-
-
-def _precision(problem: Problem, first: str, result: str) -> Any:
-    """float64 if the argument, the result, or y of a gradient is."""
-    dtypes = {problem[name].dtype for name in (first, "y", result) if problem.operands.get(name)}
-    return tl.float64 if "float64" in dtypes else tl.float32
 
 
 def _scalars(attributes: Mapping[str, Any], number: Any) -> dict[str, Any]:

@@ -110,21 +110,29 @@ def choose(
     samples, block = problem.outer * problem.inner, power_of_2(problem.n)
     kind = "rows" if problem.inner == 1 else "columns"
     in_clusters = kind == "rows" and not alone and clusters()
-    room = _room(problem, operands, streams, labelled, functions, in_clusters)
-    rows = _rows(problem, operands, room.tile // block, LIMITS.rows // (2 if labelled else 1))
-    numbers = room.numbers * (min(room.scattering, 2) if labelled and rows > 1 else 1)
+    double, scattering = _has_double(operands), _scattering(problem, operands)
+    stored = streams * (2 if double else 1) * scattering  # numbers in registers for an element
+    computed = stored * (2 if functions else 1)
+    most, tile, step = LIMITS.row // computed, max(LIMITS.tile // computed, 1), max(LIMITS.step // stored, 1)
+    if labelled or vectors(problem, operands).peel:
+        tile //= 2  # so do the ends of a tile's rows, as many as the rest
+    if double or (labelled and problem.inner > 1) or in_clusters:
+        most //= 2
+    rows = _rows(problem, operands, tile // block, LIMITS.rows // (2 if labelled else 1))
+    numbers = computed * (2 if labelled and problem.inner > 1 else 1)
+    numbers *= min(scattering, 2) if labelled and rows > 1 else 1
     programs = -(-samples // rows)
     parts = min(2 * device().multiprocessors // max(programs, 1), problem.n * rows // LIMITS.share)
     if 2 * programs <= device().multiprocessors and parts > 1 and not alone:
-        step = max(min(room.step, LIMITS.share) // rows, 1)
-        per_part = -(-problem.n // (parts * step)) * step
-        return Regime(f"few {kind}", rows, step, _warps(rows * step * numbers), -(-problem.n // per_part), per_part)
-    if rows * block <= room.most:
+        block = max(min(step, LIMITS.share) // rows, 1)
+        per_part = -(-problem.n // (parts * block)) * block
+        return Regime(f"few {kind}", rows, block, _warps(rows * block * numbers), -(-problem.n // per_part), per_part)
+    if rows * block <= most:
         name = "columns" if kind == "columns" else "one row" if rows == 1 else "short rows"
         return Regime(name, rows, block, _warps(rows * block * numbers, least=2 if labelled else 4))
-    if in_clusters and block // room.most <= MOST_CTAS:
-        return Regime("cluster", 1, block, 16, ctas=block // room.most)
-    step, warps, item = room.step, LONG_WARPS, max(DTYPES[operand.dtype].itemsize for operand in operands)
+    if in_clusters and block // most <= MOST_CTAS:
+        return Regime("cluster", 1, block, 16, ctas=block // most)
+    warps, item = LONG_WARPS, max(DTYPES[operand.dtype].itemsize for operand in operands)
     ahead = min(max(min(LIMITS.ahead, device().shared_memory // 2) // (step * streams * item), 1), MOST_AHEAD)
     if kind == "rows" and not functions:
         longer, ahead = LOOPS.get((streams, item), (1, ahead))
@@ -133,35 +141,6 @@ def choose(
             step, warps, ahead = step // 4, warps // 2, 2
     stages = ahead + STAGES_WITHOUT_BUFFER if ahead else 1
     return Regime(f"long {kind}", rows, max(step // rows, 1), warps, stages=stages)
-
-
-@dataclass(frozen=True)
-class _Room:
-    """How many elements fit registers: the most of a tile, the number that a tile should have, and that of a step in
-    a loop. numbers: how many registers' numbers an element takes. scattering: how many of these are for its address.
-    """
-
-    most: int
-    tile: int
-    step: int
-    numbers: int
-    scattering: int
-
-
-def _room(
-    problem: Problem, operands: Sequence[Operand], streams: int, labelled: bool, functions: bool, in_clusters: bool
-) -> _Room:
-    double = _has_double(operands)
-    scattering = _scattering(problem, operands)
-    stored = streams * (2 if double else 1) * scattering
-    computed = stored * (2 if functions else 1)
-    most, tile = LIMITS.row // computed, max(LIMITS.tile // computed, 1)
-    if labelled or vectors(problem, operands).peel:
-        tile //= 2  # so do the ends of a tile's rows, as many as the rest
-    if double or (labelled and problem.inner > 1) or in_clusters:
-        most //= 2
-    numbers = computed * (2 if labelled and problem.inner > 1 else 1)
-    return _Room(most, tile, max(LIMITS.step // stored, 1), numbers, scattering)
 
 
 def _has_double(operands: Sequence[Operand]) -> bool:
@@ -181,7 +160,10 @@ def pointwise(problem: Problem, operands: Sequence[Operand]) -> Regime:
 
 def _rows(problem: Problem, operands: Sequence[Operand], fitting: int, most: int) -> int:
     """The rows of a tile that has room for `fitting`; of columns no fewer than are read at a good speed."""
-    least = 1 if problem.inner == 1 else _least_columns(problem, operands)
+    least = 1
+    if problem.inner > 1:
+        smallest = min(DTYPES[operand.dtype].itemsize for operand in operands)
+        least = min(LIMITS.column_bytes // smallest, power_of_2(problem.inner))
     return min(max(least, fitting), most, power_of_2(problem.outer * problem.inner))
 
 
@@ -196,11 +178,6 @@ def _scattering(problem: Problem, operands: Sequence[Operand]) -> int:
     steps = [problem.inner, *(step for operand in operands for step in (operand.outer, operand.n))]
     apart = any(operand.inner not in (0, 1) for operand in operands) or any(step % ALIGNED for step in steps)
     return 4 if apart or wide(problem, operands) else 1
-
-
-def _least_columns(problem: Problem, operands: Sequence[Operand]) -> int:
-    smallest = min(DTYPES[operand.dtype].itemsize for operand in operands)
-    return min(LIMITS.column_bytes // smallest, power_of_2(problem.inner))
 
 
 def _warps(elements: int, least: int = 4) -> int:

@@ -1,5 +1,6 @@
 """Softmax, log-softmax and their gradients, by the skeleton of opgrad.cuda.rows."""
 
+from functools import partial
 from typing import Any
 
 import triton
@@ -52,8 +53,10 @@ def forward_rows(
         write_rows(y_rows, a, None, kept, rows, n, per_part, found, EXP, RESULT, MINUS_INFINITY, MODE, T)
 
 
-def forward(problem: Problem, result: Any) -> Program:
-    """The program of a forward operator whose elements are `result`."""
+def forward(problem: Problem, result: Any, log: bool) -> Program:
+    """The program of a forward operator whose elements are `result`; log: whether it is log-softmax."""
+    if problem.is_general:
+        return fused.forward(problem, log=log)
     operands = (problem["x"], problem["y"])
     if not problem.outer * problem.n * problem.inner:
         return Program([])
@@ -64,17 +67,8 @@ def forward(problem: Problem, result: Any) -> Program:
     return Program(found, space.size, regime.name)
 
 
-def softmax(problem: Problem) -> Program:
-    if problem.is_general:
-        return fused.forward(problem, log=False)
-    return forward(problem, probability)
-
-
-def log_softmax(problem: Problem) -> Program:
-    if problem.is_general:
-        return fused.forward(problem, log=True)
-    return forward(problem, log_probability)
-
+softmax = partial(forward, result=probability, log=False)
+log_softmax = partial(forward, result=log_probability, log=True)
 
 # --- gradients -----------------------------------------------------------------------------------------------------
 
@@ -134,8 +128,10 @@ def gradient_rows(
         write_rows(dx_rows, a, b, kept, rows, n, per_part, total, None, RESULT, 0.0, MODE, T)
 
 
-def gradient(problem: Problem, term: Any, result: Any) -> Program:
+def gradient(problem: Problem, term: Any, result: Any, log: bool) -> Program:
     """The program of a gradient whose elements are `result`, given the row's sum of `term`(dy, y)."""
+    if problem.is_general:
+        return fused.gradient(problem, log=log)
     operands = (problem["dy"], problem["y"], problem["dx"])
     if not problem.outer * problem.n * problem.inner:
         return Program([])
@@ -146,13 +142,5 @@ def gradient(problem: Problem, term: Any, result: Any) -> Program:
     return Program(found, space.size, regime.name)
 
 
-def softmax_grad(problem: Problem) -> Program:
-    if problem.is_general:
-        return fused.gradient(problem, log=False)
-    return gradient(problem, product, probability_grad)
-
-
-def log_softmax_grad(problem: Problem) -> Program:
-    if problem.is_general:
-        return fused.gradient(problem, log=True)
-    return gradient(problem, upstream, log_probability_grad)
+softmax_grad = partial(gradient, term=product, result=probability_grad, log=False)
+log_softmax_grad = partial(gradient, term=upstream, result=log_probability_grad, log=True)

@@ -3,6 +3,7 @@ dropout behind it or with a sink, a logit of each head that takes a share of the
 """
 
 import math
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -142,17 +143,22 @@ def softmax_dropout_grad(
 
 
 def _q(operator: str, dtype_of: str | None = None) -> Tensor:
-    return Tensor(FLOATS, attending.checked_q(operator), "its own shape", dtype_of=dtype_of)
+    return Tensor(FLOATS, partial(attending.checked_q, operator), "its own shape", dtype_of=dtype_of)
 
 
 def _k(operator: str) -> Tensor:
     as_in = "the batch and the size of a head of q, the heads and the length of k"
-    return Tensor(FLOATS, attending.checked_k(operator), as_in, dtype_of="q")
+    return Tensor(FLOATS, partial(attending.checked_k, operator), as_in, dtype_of="q")
 
 
 def _v(operator: str) -> Tensor:
     as_in = "the batch, the heads and the length of k"
-    return Tensor(FLOATS, attending.checked_v(operator), as_in, dtype_of="q")
+    return Tensor(FLOATS, partial(attending.checked_v, operator), as_in, dtype_of="q")
+
+
+def _gradient_of(name: str) -> Tensor:
+    shape = partial(attending.given, "attention_grad", f"d{name}", name)
+    return Tensor(FLOATS, shape, f"the shape of {name}", name)
 
 
 def _in_q(shape: Any, as_in: str, *besides: str, dtypes: tuple[str, ...] = FLOATS) -> Tensor:
@@ -268,8 +274,12 @@ def attention(
         "dq": _in_q(lambda shapes, _: shapes["q"], "the shape of q"),
         "dk": _in_q(lambda shapes, _: shapes["k"], "the shape of k"),
         "dv": _in_q(lambda shapes, _: shapes["v"], "the shape of v"),
-        "dmask": Tensor(FLOATS, attending.given("attention_grad", "dmask", "mask"), "the shape of mask", "mask"),
-        "dsink": Tensor(FLOATS, attending.given("attention_grad", "dsink", "sink"), "the shape of sink", "sink"),
+        "dmask": Tensor(
+            FLOATS, partial(attending.given, "attention_grad", "dmask", "mask"), "the shape of mask", "mask"
+        ),
+        "dsink": Tensor(
+            FLOATS, partial(attending.given, "attention_grad", "dsink", "sink"), "the shape of sink", "sink"
+        ),
     },
     onnx=OnnxName(
         "AttentionGrad",

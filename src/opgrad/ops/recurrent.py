@@ -176,37 +176,6 @@ NO_CLIPPING = 3.4e38  # from here on: 1.19.2 writes the largest float32 where no
 # --- shapes: T steps of N sequences of I numbers, D directions, states of H numbers ---------------------------------
 
 
-def _sizes(shapes: Shapes, attributes: Attributes) -> tuple[int, int]:
-    """D and H."""
-    given = attributes["hidden_size"]
-    return DIRECTIONS[attributes["direction"]], shapes["r"][2] if given is None else given
-
-
-def _of_x(gates: int, shapes: Shapes, attributes: Attributes) -> Shape:
-    directions, hidden = _sizes(shapes, attributes)
-    return (directions, gates * hidden, shapes["x"][2])
-
-
-def _of_h(gates: int, shapes: Shapes, attributes: Attributes) -> Shape:
-    directions, hidden = _sizes(shapes, attributes)
-    return (directions, gates * hidden, hidden)
-
-
-def _vector(parts: int, shapes: Shapes, attributes: Attributes) -> Shape:
-    directions, hidden = _sizes(shapes, attributes)
-    return (directions, parts * hidden)
-
-
-def _state(shapes: Shapes, attributes: Attributes) -> Shape:
-    directions, hidden = _sizes(shapes, attributes)
-    return (directions, shapes["x"][1], hidden)
-
-
-def _of_steps(parts: int, shapes: Shapes, attributes: Attributes) -> Shape:
-    directions, hidden = _sizes(shapes, attributes)
-    return (shapes["x"][0], directions, shapes["x"][1], parts * hidden)
-
-
 def _lengths(operator: str) -> Tensor:
     def refused(shapes: Shapes, attributes: Attributes) -> Shape:
         raise NotImplementedError(f"{operator}: sequence_lens is given, expected none: sequences are as long as x")
@@ -214,38 +183,43 @@ def _lengths(operator: str) -> Tensor:
     return Tensor(("int32",), refused)
 
 
-def _tensor(shape: Any, rank: int, as_in: str) -> Tensor:
-    return Tensor(NUMBERS, shape, as_in, dtype_of="x", ranks=range(rank, rank + 1))
+def _tensor(axes: str, as_in: str, parts: int = 1) -> Tensor:
+    """An array whose axes are named by the letters above; G is so many times H."""
+
+    def shape(shapes: Shapes, attributes: Attributes) -> Shape:
+        given = attributes["hidden_size"]
+        hidden = shapes["r"][2] if given is None else given
+        sizes = dict(zip("TNI", shapes["x"], strict=True))
+        sizes |= {"D": DIRECTIONS[attributes["direction"]], "H": hidden, "G": parts * hidden}
+        return tuple(sizes[axis] for axis in axes)
+
+    return Tensor(NUMBERS, shape, as_in, dtype_of="x", ranks=range(len(axes), len(axes) + 1))
 
 
-def _from_x(gates: int) -> Tensor:
-    return _tensor(functools.partial(_of_x, gates), 3, f"directions, {gates} gates of each number, numbers of x")
-
-
-def _from_h(gates: int) -> Tensor:
-    return _tensor(functools.partial(_of_h, gates), 3, f"directions, {gates} gates of each number, numbers of a state")
+def _weights(gates: int, columns: str, of: str) -> Tensor:
+    return _tensor(f"DG{columns}", f"directions, {gates} gates of each number, numbers of {of}", gates)
 
 
 def _vectors(parts: int) -> Tensor:
-    return _tensor(functools.partial(_vector, parts), 2, f"directions, {parts} times the numbers of a state")
+    return _tensor("DG", f"directions, {parts} times the numbers of a state", parts)
 
 
 def _steps(parts: int = 1) -> Tensor:
     each = "numbers of a state" if parts == 1 else f"{parts} gates of each number of a state"
-    return _tensor(functools.partial(_of_steps, parts), 4, f"steps, directions, sequences, {each}")
+    return _tensor("TDNG", f"steps, directions, sequences, {each}", parts)
 
 
-STATE = _tensor(_state, 3, "directions, sequences, numbers of a state")
+STATE = _tensor("DNH", "directions, sequences, numbers of a state")
 X = Annotated[Array, Tensor(NUMBERS, ranks=range(3, 4))]
 State = Annotated[Array, STATE]
 Steps = Annotated[Array, _steps()]
-LstmW = Annotated[Array, _from_x(LSTM)]
-LstmR = Annotated[Array, _from_h(LSTM)]
+LstmW = Annotated[Array, _weights(LSTM, "I", "x")]
+LstmR = Annotated[Array, _weights(LSTM, "H", "a state")]
 LstmBias = Annotated[Array, _vectors(2 * LSTM)]
 LstmGates = Annotated[Array, _steps(LSTM)]
 Peepholes = Annotated[Array, _vectors(3)]
-GruW = Annotated[Array, _from_x(GRU)]
-GruR = Annotated[Array, _from_h(GRU)]
+GruW = Annotated[Array, _weights(GRU, "I", "x")]
+GruR = Annotated[Array, _weights(GRU, "H", "a state")]
 GruBias = Annotated[Array, _vectors(2 * GRU)]
 GruGates = Annotated[Array, _steps(GRU)]
 OF_X = like("x", NUMBERS)

@@ -5,7 +5,6 @@ batch x heads x length x size. Packed sequences are one batch entry, in which a 
 sequence.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -98,17 +97,13 @@ def sizes(shapes: Shapes, attributes: Attributes) -> AttentionSizes:
     return AttentionSizes(batch, heads, kv_heads, queries, keys, size, v_size)
 
 
-def checked_q(operator: str) -> Callable[[Shapes, Attributes], Shape]:
+def checked_q(operator: str, shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape of q itself; ValueError if q or the arrays that decide about its form are not what they must be."""
-
-    def shape(shapes: Shapes, attributes: Attributes) -> Shape:
-        check_form(operator, shapes)
-        size = shapes["q"][-1]
-        if not 1 <= size <= LARGEST_HEAD:
-            raise ValueError(f"{operator}: q has heads of {size} numbers, expected 1 to {LARGEST_HEAD}")
-        return shapes["q"]
-
-    return shape
+    check_form(operator, shapes)
+    size = shapes["q"][-1]
+    if not 1 <= size <= LARGEST_HEAD:
+        raise ValueError(f"{operator}: q has heads of {size} numbers, expected 1 to {LARGEST_HEAD}")
+    return shapes["q"]
 
 
 def check_form(operator: str, shapes: Shapes) -> None:
@@ -129,30 +124,22 @@ def check_form(operator: str, shapes: Shapes) -> None:
         )
 
 
-def checked_k(operator: str) -> Callable[[Shapes, Attributes], Shape]:
+def checked_k(operator: str, shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape that k must have: its own heads and length."""
-
-    def shape(shapes: Shapes, attributes: Attributes) -> Shape:
-        batch, heads, _, size = split(shapes["q"], shapes, attributes)
-        _, kv_heads, keys, _ = split(shapes["k"], shapes, attributes)
-        if heads % kv_heads if kv_heads else heads:
-            raise ValueError(f"{operator}: k has {kv_heads} heads, expected a divisor of {heads}, the heads of q")
-        return joined(batch, kv_heads, keys, size, shapes, attributes)
-
-    return shape
+    batch, heads, _, size = split(shapes["q"], shapes, attributes)
+    _, kv_heads, keys, _ = split(shapes["k"], shapes, attributes)
+    if heads % kv_heads if kv_heads else heads:
+        raise ValueError(f"{operator}: k has {kv_heads} heads, expected a divisor of {heads}, the heads of q")
+    return joined(batch, kv_heads, keys, size, shapes, attributes)
 
 
-def checked_v(operator: str) -> Callable[[Shapes, Attributes], Shape]:
+def checked_v(operator: str, shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape that v must have: that of k, but for the numbers of a head."""
-
-    def shape(shapes: Shapes, attributes: Attributes) -> Shape:
-        v_size = shapes["v"][-1]
-        if not 1 <= v_size <= LARGEST_HEAD:
-            raise ValueError(f"{operator}: v has heads of {v_size} numbers, expected 1 to {LARGEST_HEAD}")
-        batch, kv_heads, keys, _ = split(shapes["k"], shapes, attributes)
-        return joined(batch, kv_heads, keys, v_size, shapes, attributes)
-
-    return shape
+    v_size = shapes["v"][-1]
+    if not 1 <= v_size <= LARGEST_HEAD:
+        raise ValueError(f"{operator}: v has heads of {v_size} numbers, expected 1 to {LARGEST_HEAD}")
+    batch, kv_heads, keys, _ = split(shapes["k"], shapes, attributes)
+    return joined(batch, kv_heads, keys, v_size, shapes, attributes)
 
 
 def of_result(shapes: Shapes, attributes: Attributes) -> Shape:
@@ -195,15 +182,11 @@ def of_starts(shapes: Shapes, attributes: Attributes) -> Shape:
     return (max(shapes["cu_seqlens_q"][0], 1),)
 
 
-def given(operator: str, result: str, name: str) -> Callable[[Shapes, Attributes], Shape]:
+def given(operator: str, result: str, name: str, shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape of an optional argument, which the result that is its gradient has, too."""
-
-    def shape(shapes: Shapes, attributes: Attributes) -> Shape:
-        if name not in shapes:
-            raise ValueError(f"{operator}: needs has {result}, expected it to have {name} as an argument")
-        return shapes[name]
-
-    return shape
+    if name not in shapes:
+        raise ValueError(f"{operator}: needs has {result}, expected it to have {name} as an argument")
+    return shapes[name]
 
 
 FAR = 1 / 8  # times 1 / epsilon: from here on lse has fewer than three digits behind its point, in twos
