@@ -1,10 +1,9 @@
 """Builds the graphs of an exported step: one with gradients and optimizer, one for evaluation, one for inference."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import Any
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -26,17 +25,15 @@ FLOAT = TensorProto.FLOAT
 
 def bake(graph: onnx.GraphProto, frozen: Constants) -> None:
     """Turn the inputs that are frozen parameters or large constants into initializers."""
-    given = [each for each in graph.input if each.name in frozen.arrays]
-    inputs_as_constants(graph, [_initializer(each, frozen) for each in given])
-
-
-def _initializer(value: onnx.ValueInfoProto, frozen: Constants) -> TensorProto:
-    """The initializer in the place of an input. Arrays of integers of a few bits are their bytes."""
-    kind = value.type.tensor_type
-    if kind.elem_type not in FEW_BITS:
-        return frozen.tensor(value.name)
-    sizes = [axis.dim_value for axis in kind.shape.dim]
-    return frozen.part(value.name, value.name, kind.elem_type, sizes, 0, frozen.arrays[value.name].nbytes)
+    tensors = []
+    for value in graph.input:
+        kind = value.type.tensor_type
+        if value.name in frozen.arrays and kind.elem_type in FEW_BITS:  # the array has their bytes
+            sizes, count = [axis.dim_value for axis in kind.shape.dim], frozen.arrays[value.name].nbytes
+            tensors.append(frozen.part(value.name, value.name, kind.elem_type, sizes, 0, count))
+        elif value.name in frozen.arrays:
+            tensors.append(frozen.tensor(value.name))
+    inputs_as_constants(graph, tensors)
 
 
 class Packing:
@@ -95,32 +92,25 @@ class Packing:
         keep(graph.input, [each for each in graph.input if each.name not in types])
         self.body.scope("unpack")
         for part in self.layout.parts:
-            if part.kind in (PARAMETERS, STATISTICS) and any(each.name in types for each in part.tensors):
-                self._unpack_part(part, types)
-        nodes = [*self.body.nodes, *graph.node]
-        keep(graph.node, nodes)
-        self.body.nodes = []
-
-    def _unpack_part(self, part: Carried, types: Mapping[str, int]) -> None:
-        whole = self._take(part)
-        if part.input == part.tensors[0].name:  # the graph reads the input itself
-            typed = _typed(whole, types[part.input])
-            if typed.name != part.input:
-                for node in self.model.graph.node:
+            if part.kind not in (PARAMETERS, STATISTICS) or not any(each.name in types for each in part.tensors):
+                continue
+            whole = self._take(part)
+            if part.input == part.tensors[0].name:  # the graph reads the input itself
+                typed = _typed(whole, types[part.input])
+                for node in graph.node if typed.name != part.input else ():
                     rename_inputs(node, {part.input: typed.name})
-            return
-        for tensor, piece in zip(part.tensors, self._pieces(whole, part.tensors), strict=True):
-            if tensor.name in types:
-                shape = self.body.ints(tensor.shape)
-                node = helper.make_node("Reshape", [_typed(piece, types[tensor.name]).name, shape.name], [tensor.name])
-                self.body.nodes.append(node)
-
-    def _pieces(self, whole: Value, tensors: Sequence[StateTensor]) -> list[Value]:
-        """The tensors of a flat array, each flat itself."""
-        if len(tensors) == 1:
-            return [whole]
-        sizes = self.body.ints([each.size for each in tensors])
-        return self.body.nodes_of("Split", len(tensors), whole, sizes, axis=0)
+                continue
+            pieces = [whole]
+            if len(part.tensors) > 1:
+                sizes = self.body.ints([each.size for each in part.tensors])
+                pieces = self.body.nodes_of("Split", len(part.tensors), whole, sizes, axis=0)
+            for tensor, piece in zip(part.tensors, pieces, strict=True):
+                if tensor.name in types:
+                    shape = self.body.ints(tensor.shape)
+                    inputs = [_typed(piece, types[tensor.name]).name, shape.name]
+                    self.body.nodes.append(helper.make_node("Reshape", inputs, [tensor.name]))
+        keep(graph.node, [*self.body.nodes, *graph.node])
+        self.body.nodes = []
 
     # --- outputs ---
 
@@ -212,12 +202,8 @@ def plain_gradients(
     use_blocks(model, constants, opset)
     plain = plain_model(model, opset)
     entries = {each.key: each.value for each in plain.metadata_props}
-    statistics = {
-        source: name
-        for name, source in json_object(
-            entries.get(FEEDBACK, "{}"), f"step: metadata {FEEDBACK} of the training model"
-        ).items()
-    }
+    what = f"step: metadata {FEEDBACK} of the training model"
+    statistics = {source: name for name, source in json_object(entries.get(FEEDBACK, "{}"), what).items()}
     types = declared_types(plain.graph)
     del plain.metadata_props[:], plain.graph.output[:]
     return GradientGraph(plain, types, artifacts.gradients, statistics)
@@ -244,63 +230,35 @@ def stepped(rule: StepRule, slots: Sequence[Slot], rate: Value, count: Value) ->
 
     rate, count: of shape (); the learning rate, and the number of this step, from 1.
     """
-    slots = _clipped(slots, rule.max_norm)
-    if isinstance(rule, AdamWRule):
-        scalars = (rate, *corrections(rate, count, (rule.alpha, rule.beta), bool(rule.correct_bias)))
-        return [_adamw(rule, slot, scalars) for slot in slots]
-    return [UPDATES[type(rule)](rule, slot, rate) for slot in slots]
-
-
-def _clipped(slots: Sequence[Slot], max_norm: float | None) -> Sequence[Slot]:
-    if max_norm is None:
-        return slots
-    squares = reduce(add, ((each.gradient * each.gradient).sum(keepdims=False) for each in slots))
-    factor = clip_factor(squares, max_norm)
-    return [Slot(each.parameter, each.moments, each.gradient * factor) for each in slots]
-
-
-def _sgd(rule: SGDRule, slot: Slot, rate: Value) -> New:
-    return (sgd_step(slot.parameter, slot.gradient, rate),)
-
-
-def _adamw(rule: AdamWRule, slot: Slot, scalars: tuple[Value, Value, Value]) -> New:
-    first, second = slot.moments
+    if rule.max_norm is not None:
+        squares = reduce(add, ((each.gradient * each.gradient).sum(keepdims=False) for each in slots))
+        factor = clip_factor(squares, rule.max_norm)
+        slots = [replace(each, gradient=each.gradient * factor) for each in slots]
+    if not isinstance(rule, AdamWRule):
+        return [_stepped(rule, slot, rate) for slot in slots]
+    scalars = (rate, *corrections(rate, count, (rule.alpha, rule.beta), bool(rule.correct_bias)))
     names = ("alpha", "beta", "epsilon", "weight_decay", "adam_mode")
     settings = {name: getattr(rule, name) for name in names}
-    return adamw_step(slot.parameter, first, second, slot.gradient, scalars, **settings)
+    return [adamw_step(each.parameter, *each.moments, each.gradient, scalars, **settings) for each in slots]
 
 
-def _momentum(rule: MomentumRule, slot: Slot, rate: Value) -> New:
-    gradient = _with_decay(slot, rule.weight_decay)
-    moment = slot.moments[0] * rule.momentum + gradient
-    direction = gradient + moment * rule.momentum if rule.nesterov else moment
-    return sgd_step(slot.parameter, direction, rate), moment
-
-
-def _lion(rule: LionRule, slot: Slot, rate: Value) -> New:
-    p, g, (m,) = slot.parameter, slot.gradient, slot.moments
-    direction = (m * rule.alpha + g * (1 - rule.alpha)).apply("Sign")
+def _stepped(rule: SGDRule | MomentumRule | LionRule | AdagradRule, slot: Slot, rate: Value) -> New:
+    p, g = slot.parameter, slot.gradient
+    if isinstance(rule, SGDRule):
+        return (sgd_step(p, g, rate),)
+    (m,) = slot.moments
+    if isinstance(rule, LionRule):
+        direction = (m * rule.alpha + g * (1 - rule.alpha)).apply("Sign")
+        if rule.weight_decay:
+            direction = direction + p * rule.weight_decay
+        return sgd_step(p, direction, rate), m * rule.beta + g * (1 - rule.beta)
     if rule.weight_decay:
-        direction = direction + p * rule.weight_decay
-    return sgd_step(p, direction, rate), m * rule.beta + g * (1 - rule.beta)
-
-
-def _adagrad(rule: AdagradRule, slot: Slot, rate: Value) -> New:
-    gradient = _with_decay(slot, rule.weight_decay)
-    total = slot.moments[0] + gradient * gradient
-    return sgd_step(slot.parameter, gradient / (total.apply("Sqrt") + rule.epsilon), rate), total
-
-
-def _with_decay(slot: Slot, decay: float) -> Value:
-    return slot.gradient + slot.parameter * decay if decay else slot.gradient
-
-
-UPDATES: dict[type, Callable[..., Any]] = {
-    SGDRule: _sgd,
-    MomentumRule: _momentum,
-    LionRule: _lion,
-    AdagradRule: _adagrad,
-}
+        g = g + p * rule.weight_decay
+    if isinstance(rule, MomentumRule):
+        m = m * rule.momentum + g
+        return sgd_step(p, g + m * rule.momentum if rule.nesterov else m, rate), m
+    m = m + g * g
+    return sgd_step(p, g / (m.apply("Sqrt") + rule.epsilon), rate), m
 
 
 # --- the step --------------------------------------------------------------------------------------------------------
@@ -325,43 +283,31 @@ def build_step(
     seed_dropout(packing, found.types)
     _append_outputs(packing, outputs, found.types, labels)
     packing.body.scope("optimizer")
-    _append_optimizer(packing, found, rule)
-    packing.put_out()
-    packing.finish()
-    return model
-
-
-def _append_optimizer(packing: Packing, found: GradientGraph, rule: StepRule) -> None:
-    layout, body = packing.layout, packing.body
     rate, count = packing.scalar(RATE, FLOAT), packing.scalar(STEP, TensorProto.INT64)
     groups = [layout.trainable] if layout.flat else [[each] for each in layout.trainable]
-    slots = [_slot(packing, group, found.gradients) for group in groups]
+    slots = []
+    for group in groups:
+        gradients = [Value(packing.body, found.gradients[each.name]).cast(FLOAT) for each in group]
+        gradient = packing.joined(gradients) if layout.flat else gradients[0]
+        parameter = packing.section(group)
+        slots.append(Slot(parameter, tuple(packing.section(each) for each in layout.moments(group)), gradient))
     update = None
-    if layout.accumulates:
+    if layout.accumulates:  # each batch adds its share to sums, which begin at 0 after a step
         share, update = packing.scalar(SHARE, FLOAT), packing.scalar(UPDATE, TensorProto.BOOL)
-        slots = [_accumulated(packing, slot, group, share, update) for slot, group in zip(slots, groups, strict=True)]
+        for index, group in enumerate(groups):
+            sums = layout.sums(group)
+            total = packing.section(sums) + slots[index].gradient * share
+            packing.put(sums, packing.body.where(update, 0, total))
+            slots[index] = replace(slots[index], gradient=total)
     for group, slot, new in zip(groups, slots, stepped(rule, slots, rate, count), strict=True):
         sections, old = [group, *layout.moments(group)], (slot.parameter, *slot.moments)
         for tensors, value, before in zip(sections, new, old, strict=True):
-            packing.put(tensors, value if update is None else body.where(update, value, before))
+            packing.put(tensors, value if update is None else packing.body.where(update, value, before))
     for tensor in layout.statistics:
-        packing.put([tensor], Value(body, found.statistics[tensor.name], FLOAT))
-
-
-def _slot(packing: Packing, group: Sequence[StateTensor], gradients: Mapping[str, str]) -> Slot:
-    """Parameters with their moments and gradients, in float32."""
-    found = [Value(packing.body, gradients[each.name]).cast(FLOAT) for each in group]
-    gradient = packing.joined(found) if packing.layout.flat else found[0]
-    moments = (packing.section(each) for each in packing.layout.moments(group))
-    return Slot(packing.section(group), tuple(moments), gradient)
-
-
-def _accumulated(packing: Packing, slot: Slot, group: Sequence[StateTensor], share: Value, update: Value) -> Slot:
-    """The slot with the sum of gradients, to which each batch adds its share; after a step the sum begins at 0."""
-    sums = packing.layout.sums(group)
-    total = packing.section(sums) + slot.gradient * share
-    packing.put(sums, packing.body.where(update, 0, total))
-    return replace(slot, gradient=total)
+        packing.put([tensor], Value(packing.body, found.statistics[tensor.name], FLOAT))
+    packing.put_out()
+    packing.finish()
+    return model
 
 
 # --- evaluation and inference ----------------------------------------------------------------------------------------
@@ -404,16 +350,13 @@ def _append_outputs(
     for value, name in outputs.items():
         packing.output(name, Value(packing.body, value), types.get(value))
     if labels is not None:
-        packing.output(ACCURACY, _accuracy(packing.body, labels), TYPE_OF_ACCURACY)
-
-
-def _accuracy(body: GraphBody, labels: Labels) -> Value:
-    """The share of right answers among the samples that count; 0 if none counts."""
-    given = Value(body, labels.compared, labels.element_type)
-    best = Value(body, labels.scores).apply("ArgMax", axis=1, keepdims=0).like(given)
-    counts = ~given.is_label(labels.ignored)
-    right, all_of_them = (each.cast(FLOAT).sum(keepdims=False) for each in (best.equals(given) & counts, counts))
-    return right / body.node("Max", all_of_them, body.number(1.0, all_of_them))
+        body = packing.body
+        given = Value(body, labels.compared, labels.element_type)
+        best = Value(body, labels.scores).apply("ArgMax", axis=1, keepdims=0).like(given)
+        counts = ~given.is_label(labels.ignored)
+        right, counted = (each.cast(FLOAT).sum(keepdims=False) for each in (best.equals(given) & counts, counts))
+        share = right / body.node("Max", counted, body.number(1.0, counted))  # 0 if none counts
+        packing.output(ACCURACY, share, TYPE_OF_ACCURACY)
 
 
 # --- dropout by a seed that the client gives ---

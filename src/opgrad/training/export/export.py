@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -17,11 +17,11 @@ from opgrad.base.files import check_destinations, destination, new_file, sha256_
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
 from opgrad.training.export.building import ACCURACY, LOSS, RATE, SEED, SHARE, STEP, UPDATE, Labels
-from opgrad.training.export.layout import GRADIENTS, WHO, Carried, Constants, StateLayout, layout_of
+from opgrad.training.export.layout import GRADIENTS, WHO, Constants, StateLayout, layout_of
 from opgrad.training.export.plain import only_plain_imports
 from opgrad.training.export.rules import MOMENTS, NAMES, StepRule
 from opgrad.training.files.artifact_set import ArtifactSet, tensor_spec
-from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup, read_checkpoint
+from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.files.tensor_values import with_inputs
 from opgrad.training.files.weights import PRESENT, Weights, encode, fixed_metadata
 from opgrad.training.make.forms import inferred_model
@@ -68,38 +68,33 @@ def export_step(
     FileNotFoundError, and NotImplementedError for a graph with an operator that has no
     form of plain operators.
     """
-    target = _target(Path(output))
+    target = Path(output)
+    if target.suffix != ".onnx" or not target.absolute().parent.is_dir():
+        raise ArgumentError("output", f"is {target}, expected a name that ends with .onnx, in a folder that is there")
+    target = destination(target)
+    check_destinations(target.parent, [f"{target.stem}{each}" for each in BESIDE])
     found = artifacts if isinstance(artifacts, ArtifactSet) else ArtifactSet.load(artifacts)
     if weights not in PRESENT:
         raise ArgumentError("weights", f"is {weights!r}, expected one of {', '.join(PRESENT)}")
     if strange := set(models) - {EVALUATION, INFERENCE}:
         raise ArgumentError("models", f"has {', '.join(map(repr, strange))}, expected {EVALUATION} or {INFERENCE}")
-    dtype, rule = np.dtype(weights), _rule(found, optimizer, clip_norm)
-    export = _Export(found, rule, dtype, opset, flat=flat, accumulate=accumulate, inline=inline)
-    held = export.weights(read_checkpoint(checkpoint) if isinstance(checkpoint, (str, PathLike)) else checkpoint)
-    made = {"step": export.step(outputs)}
-    made |= {EVALUATION: export.evaluation()} if EVALUATION in models else {}
-    made |= {INFERENCE: export.inference()} if INFERENCE in models else {}
-    return export.write(target, made, held)
-
-
-def _rule(artifacts: ArtifactSet, optimizer: StepRule | None, clip_norm: float | None) -> StepRule:
-    rule: StepRule = artifacts.rule if optimizer is None else optimizer
+    rule: StepRule = found.rule if optimizer is None else optimizer
     if type(rule) not in MOMENTS:
         raise ArgumentTypeError("optimizer", f"is of type {type(rule).__name__}, expected a rule such as AdamWRule")
-    if clip_norm is None:
-        return rule
-    if not 0 < clip_norm < math.inf:
+    if clip_norm is not None and not 0 < clip_norm < math.inf:
         raise ArgumentError("clip_norm", f"is {clip_norm}, expected a number above 0")
-    return replace(rule, max_norm=clip_norm)
-
-
-def _target(output: Path) -> Path:
-    if output.suffix != ".onnx" or not output.absolute().parent.is_dir():
-        raise ArgumentError("output", f"is {output}, expected a name that ends with .onnx, in a folder that is there")
-    output = destination(output)
-    check_destinations(output.parent, [f"{output.stem}{each}" for each in BESIDE])
-    return output
+    rule = rule if clip_norm is None else replace(rule, max_norm=clip_norm)
+    export = _Export(found, rule, np.dtype(weights), opset, flat=flat, accumulate=accumulate, inline=inline)
+    held = export.weights(read_checkpoint(checkpoint) if isinstance(checkpoint, (str, PathLike)) else checkpoint)
+    made = {"step": export.step(outputs)}
+    scores = {found.scores: SCORES} if found.scores else {}
+    if EVALUATION in models:
+        made[EVALUATION] = export.forward({found.loss: LOSS} | scores, export.labels)
+    if INFERENCE in models:
+        if not scores:
+            raise ValueError(f"{WHO}: the inference model is asked for, but the loss compares no scores with a label")
+        made[INFERENCE] = export.forward(scores, None)
+    return export.write(target, made, held)
 
 
 class _Export:
@@ -130,7 +125,7 @@ class _Export:
             del self._constants.arrays[name]
         moments = MOMENTS[type(rule)]
         self.layout = layout_of(artifacts.trainable, statistics, moments, dtype, flat, accumulate)
-        self._labels = labels_of(artifacts)
+        self.labels = labels_of(artifacts)
 
     # --- models ---
 
@@ -138,7 +133,7 @@ class _Export:
         """The model of the step. outputs: see `export_step`."""
         artifacts, graph = self._artifacts, self._gradients.model.graph
         known = {name for node in graph.node for name in node.output}
-        labels = self._labels if ACCURACY in outputs else None
+        labels = self.labels if ACCURACY in outputs else None
         if ACCURACY in outputs and labels is None:
             raise ArgumentError("outputs", "has the accuracy, expected labels that are classes")
         outputs = [name for name in outputs if name != ACCURACY]
@@ -153,18 +148,8 @@ class _Export:
             building.build_step(self._gradients, self.layout, self._rule, self._constants, named, labels)
         )
 
-    def evaluation(self) -> onnx.ModelProto:
-        """The model that gives loss, scores and, for classes, accuracy."""
-        scores = self._artifacts.scores
-        return self._forward({self._artifacts.loss: LOSS} | ({scores: SCORES} if scores else {}), self._labels)
-
-    def inference(self) -> onnx.ModelProto:
-        """The model that gives the scores."""
-        if self._artifacts.scores is None:
-            raise ValueError(f"{WHO}: the inference model is asked for, but the loss compares no scores with a label")
-        return self._forward({self._artifacts.scores: SCORES}, None)
-
-    def _forward(self, outputs: Mapping[str, str], labels: Labels | None) -> onnx.ModelProto:
+    def forward(self, outputs: Mapping[str, str], labels: Labels | None) -> onnx.ModelProto:
+        """The model that gives these values of the eval graph, and for labels the accuracy."""
         artifacts = self._artifacts
         made = building.build_forward(artifacts, self.layout, self._constants, outputs, labels, self._opset)
         return self._finished(made)
@@ -195,25 +180,22 @@ class _Export:
         name = NAMES[type(self._rule)]
         kept = next(iter(checkpoint.optimizers.values()), None) if checkpoint else None
         tune = self._artifacts.tune
-        if kept is None or not self._fits(kept):
+        names, same = MOMENTS[type(self._rule)], type(self._rule) is type(self._artifacts.rule)
+        if kept is None or not same or any(set(names) - kept.moments.get(each, {}).keys() for each in trainable):
             return encode(Weights(trainable, statistics, dtype=self._present, optimizer=name, tune=tune))
-        names = MOMENTS[type(self._rule)]
         moments = {each: {name: kept.moments[each][name] for name in names} for each in trainable}
         held = Weights(trainable, statistics, moments, self._present, name, kept.step, kept.learning_rate, tune)
         return encode(held)
-
-    def _fits(self, group: OptimizerGroup) -> bool:
-        """Whether a group has the moments of the step's optimizer, which is the set's."""
-        wanted = set(MOMENTS[type(self._rule)])
-        same = type(self._rule) is type(self._artifacts.rule)
-        return same and all(wanted <= group.moments.get(each.name, {}).keys() for each in self.layout.trainable)
 
     def write(self, output: Path, models: Mapping[str, onnx.ModelProto], held: bytes) -> Exported:
         """Write all files, the manifest last."""
         names = {kind: output.name if kind == "step" else f"{output.stem}.{kind}.onnx" for kind in models}
         names |= {"weights": f"{output.stem}.safetensors", "manifest": f"{output.stem}.json"}
-        described = manifest(self._artifacts, self.layout, self._rule, self._labels, models["step"], self._present)
-        described |= {kind: forward_entry(model) for kind, model in models.items() if kind != "step"}
+        described = manifest(self._artifacts, self.layout, self._rule, self.labels, models["step"], self._present)
+        for kind, model in models.items():
+            if kind != "step":
+                inputs, outputs = ([value.name for value in each] for each in (model.graph.input, model.graph.output))
+                described[kind] = {"inputs": inputs, "outputs": outputs}
         with staged(output.parent, name=output.name) as folder:
             data = self._constants.write(list(models.values()), folder, output)
             contents = {kind: model.SerializeToString(deterministic=True) for kind, model in models.items()}
@@ -263,7 +245,12 @@ def manifest(
     scalars = [name for name in (RATE, STEP, SHARE, UPDATE, SEED) if name in inputs]
     held = {each.input for each in layout.parts} | set(scalars)
     batch = [value for value in step.graph.input if value.name not in held]
-    name = NAMES[type(rule)]
+    name, state, end = NAMES[type(rule)], [], 0
+    for part in layout.parts:  # with their place in a weights file, which has no sums of gradients
+        place = None if part.kind == GRADIENTS else end
+        end += part.nbytes
+        entry = {"kind": part.kind, "input": part.input, "output": part.output, "dtype": part.dtype.name}
+        state.append({**entry, "shape": list(part.shape), "offset": place, "bytes": part.nbytes})
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -277,7 +264,7 @@ def manifest(
         if labels is None
         else {"name": labels.name, "classes": labels.classes, "ignored": labels.ignored},
         "scalars": scalars,
-        "state": _state(layout.parts),
+        "state": state,
         "outputs": [
             value.name for value in step.graph.output if value.name not in {each.output for each in layout.parts}
         ],
@@ -290,28 +277,9 @@ def manifest(
     }
 
 
-def _state(parts: Sequence[Carried]) -> list[dict[str, Any]]:
-    """The inputs of the state, with their place in a weights file; sums of gradients are not in the file."""
-    found, end = [], 0
-    for part in parts:
-        place = None if part.kind == GRADIENTS else end
-        end += part.nbytes
-        entry = {"kind": part.kind, "input": part.input, "output": part.output, "dtype": part.dtype.name}
-        found.append({**entry, "shape": list(part.shape), "offset": place, "bytes": part.nbytes})
-    return found
-
-
 def _tensor(value: onnx.ValueInfoProto) -> dict[str, Any]:
     spec = tensor_spec(value)
     return {"name": spec.name, "dtype": spec.dtype.name, "shape": list(spec.shape)}
-
-
-def forward_entry(model: onnx.ModelProto) -> dict[str, Any]:
-    """Inputs and outputs of an evaluation or inference model."""
-    return {
-        "inputs": [value.name for value in model.graph.input],
-        "outputs": [value.name for value in model.graph.output],
-    }
 
 
 def file_entry(path: Path) -> dict[str, Any]:

@@ -59,32 +59,26 @@ class Constants:
         """
         used: dict[str, Path] = {}
         tensors = [each for model in models for each in model.graph.initializer if is_placeholder(each)]
-        sources = {each.name: self._parts.get(each.name, (each.name, 0, self._count(each))) for each in tensors}
+        whole = {
+            each.name: (each.name, 0, self.arrays[each.name].nbytes) for each in tensors if each.name in self.arrays
+        }
+        sources = {each.name: self._parts.get(each.name) or whole[each.name] for each in tensors}
         own = folder / f"{output.stem}.data"
-        if any(source not in self._files for source, _, _ in sources.values()):
+        if unwritten := [each for each, _, _ in sources.values() if each not in self._files]:
             used[own.name] = own
             with ValuesFile(own) as values:
-                places = {each: values.place(self.arrays[each]) for each, _, _ in sources.values()
-                          if each not in self._files}  # fmt: skip
+                places = {each: values.place(self.arrays[each]) for each in unwritten}
         for tensor in tensors:
             source, first, count = sources[tensor.name]
             if source in self._files:
                 path, start, _ = self._files[source]
                 used[path.name] = path
-                _refer(tensor, path.name, start + first, count)
             else:
-                _refer(tensor, own.name, int(places[source]["offset"]) + first, count)
+                path, start = own, int(places[source]["offset"])
+            del tensor.external_data[:]
+            for key, value in (("location", path.name), ("offset", start + first), ("length", count)):
+                tensor.external_data.add(key=key, value=str(value))
         return [_beside(path, folder, output) for path in used.values()]
-
-    def _count(self, tensor: TensorProto) -> int:
-        return 0 if tensor.name in self._parts else self.arrays[tensor.name].nbytes
-
-
-def _refer(tensor: TensorProto, name: str, offset: int, count: int) -> None:
-    """Let a tensor's values be bytes of a file."""
-    del tensor.external_data[:]
-    for key, value in (("location", name), ("offset", offset), ("length", count)):
-        tensor.external_data.add(key=key, value=str(value))
 
 
 def _beside(path: Path, folder: Path, output: Path) -> Path:
@@ -157,9 +151,9 @@ class Carried:
         """Its TensorProto.DataType."""
         return helper.np_dtype_to_tensor_dtype(self.dtype)
 
-    def value(self, output: bool = False) -> onnx.ValueInfoProto:
-        """The declaration of the input, or of the output."""
-        return helper.make_tensor_value_info(self.output if output else self.input, self.element_type, self.shape)
+    def value(self) -> onnx.ValueInfoProto:
+        """The declaration of the input."""
+        return helper.make_tensor_value_info(self.input, self.element_type, self.shape)
 
 
 @dataclass(frozen=True)
@@ -242,21 +236,11 @@ def layout_of(
     sums = (
         [StateTensor(name, array.shape, single, GRADIENTS) for name, array in trainable.items()] if accumulate else []
     )
-    make = _flat_parts if flat else _single_parts
-    return StateLayout((*weights, *kept), make([weights, kept, sums]), flat)
-
-
-def _flat_parts(groups: Sequence[Sequence[StateTensor]]) -> tuple[Carried, ...]:
-    """One array for each group, under the name of its kind."""
-    kinds = [group[0].kind for group in groups if group]
-    return tuple(
-        Carried(kind, kind, f"{kind}.next", tuple(group), (sum(each.size for each in group),))
-        for kind, group in zip(kinds, filter(None, groups), strict=True)
-    )
-
-
-def _single_parts(groups: Sequence[Sequence[StateTensor]]) -> tuple[Carried, ...]:
-    """An array for each tensor."""
-    names = {PARAMETERS: "{0.name}", STATISTICS: "{0.name}", MOMENTS: "{0.key}", GRADIENTS: "gradients/{0.name}"}
-    found = [(names[each.kind].format(each), each) for group in groups for each in group]
-    return tuple(Carried(each.kind, name, f"{name}.next", (each,), each.shape) for name, each in found)
+    groups = [weights, kept, sums]
+    if flat:  # one array for each group, under the name of its kind
+        named = [(group[0].kind, group, (sum(each.size for each in group),)) for group in groups if group]
+    else:
+        key = {PARAMETERS: "{0.name}", STATISTICS: "{0.name}", MOMENTS: "{0.key}", GRADIENTS: "gradients/{0.name}"}
+        named = [(key[each.kind].format(each), [each], each.shape) for group in groups for each in group]
+    parts = (Carried(of[0].kind, name, f"{name}.next", tuple(of), shape) for name, of, shape in named)
+    return StateLayout((*weights, *kept), tuple(parts), flat)

@@ -1,6 +1,6 @@
 """Writes a model of an artifact set with operators that every onnxruntime has: others become functions of the model."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,21 +48,18 @@ def plain_model(model: onnx.ModelProto, opset: int | None) -> onnx.ModelProto:
     if opset is not None and opset_of(typed) > opset:
         raise ArgumentError("opset", f"is {opset}, expected {opset_of(typed)} at least, which the graph needs")
     lowered = lower(typed, operators=LOWERED)
-    if lack := sorted(set(_unknown(lowered))):
+    lack = set()
+    for node in model_nodes(lowered):
+        is_stock = domain_of(node) == MICROSOFT and node.op_type in STOCK
+        is_plain = not domain_of(node) and is_known(node.op_type, opset_of(lowered))
+        if not is_stock and not is_plain and domain_of(node) != DOMAIN:
+            lack.add(":".join(filter(None, (node.domain, node.op_type))))
+    if lack:
         raise NotImplementedError(
-            f"{WHO}: the graph has {', '.join(lack)}, of which there is no form of plain ONNX operators: export the "
+            f"{WHO}: the graph has {', '.join(sorted(lack))}, of which there is no form of plain ONNX operators: export the "
             "model without fusions, or write the node with operators of ai.onnx"
         )
     return lowered
-
-
-def _unknown(model: onnx.ModelProto) -> Iterator[str]:
-    """The operators that are neither of ai.onnx, nor functions of the model, nor among `STOCK`."""
-    for node in model_nodes(model):
-        if domain_of(node) == MICROSOFT and node.op_type in STOCK:
-            continue
-        if domain_of(node) != DOMAIN and (domain_of(node) or not is_known(node.op_type, opset_of(model))):
-            yield ":".join(filter(None, (node.domain, node.op_type)))
 
 
 def only_plain_imports(model: onnx.ModelProto) -> None:
@@ -106,7 +103,9 @@ def use_blocks(model: onnx.ModelProto, constants: Constants, opset: int | None) 
     model: a training graph, which is changed, in which large constants are inputs. opset: that of the result, if it is
     told. Other nodes, and all of them below opset 21, stay.
     """
-    values = _values(model, constants)
+    stored = [each for each in model.graph.initializer if each.data_type == TensorProto.UINT8]
+    values = {each.name: numpy_helper.to_array(each) for each in stored}
+    values |= {name: each for name, each in constants.arrays.items() if each.dtype == np.uint8}
     products = _products(model, values)
     if not products or (opset is not None and opset < BLOCKS):
         return
@@ -123,17 +122,8 @@ def use_blocks(model: onnx.ModelProto, constants: Constants, opset: int | None) 
     model.graph.initializer.extend([*writer.body.initializers, *writer.tensors.values()])
 
 
-def _values(model: onnx.ModelProto, constants: Constants) -> dict[str, np.ndarray]:
-    """The values of weights and zero points: those of bytes."""
-    stored = {
-        each.name: numpy_helper.to_array(each)
-        for each in model.graph.initializer
-        if each.data_type == TensorProto.UINT8
-    }
-    return stored | {name: each for name, each in constants.arrays.items() if each.dtype == np.uint8}
-
-
 def _products(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> list[BlockProduct]:
+    """The products of a graph. values: those of bytes, of weights and zero points."""
     types = declared_types(model.graph)
     return [found for node in model.graph.node if (found := _product(node, values, types)) is not None]
 
