@@ -59,10 +59,8 @@ class Constants:
         """
         used: dict[str, Path] = {}
         tensors = [each for model in models for each in model.graph.initializer if is_placeholder(each)]
-        whole = {
-            each.name: (each.name, 0, self.arrays[each.name].nbytes) for each in tensors if each.name in self.arrays
-        }
-        sources = {each.name: self._parts.get(each.name) or whole[each.name] for each in tensors}
+        sources = {name: (name, 0, self.arrays[name].nbytes) for each in tensors if (name := each.name) in self.arrays}
+        sources |= {each.name: self._parts[each.name] for each in tensors if each.name in self._parts}
         own = folder / f"{output.stem}.data"
         if unwritten := [each for each, _, _ in sources.values() if each not in self._files]:
             used[own.name] = own
@@ -201,11 +199,6 @@ class StateLayout:
         """The sums of the gradients of parameters."""
         names = {each.name for each in group}
         return [each for part in self.parts for each in part.tensors if each.kind == GRADIENTS and each.name in names]
-
-    def offsets(self) -> dict[str, int]:
-        """The place in bytes of each tensor, by its name in a weights file."""
-        ends = np.cumsum([0, *(each.nbytes for each in self.tensors)]).tolist()
-        return dict(zip([each.key for each in self.tensors], ends, strict=False))
 
     def header(self) -> dict[str, dict[str, Any]]:
         """The header of a weights file with all tensors."""
