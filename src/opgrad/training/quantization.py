@@ -28,7 +28,7 @@ from opgrad.onnx.graph.byte_products import LIMITED, MOST
 from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.loading import Model, load
-from opgrad.onnx.graph.messages import MICROSOFT, copied, free_name, import_microsoft, opset_of, size_of
+from opgrad.onnx.graph.messages import MICROSOFT, copied, free_name, import_microsoft, keep, opset_of, size_of
 from opgrad.onnx.graph.nodes import (
     SCOPES,
     all_nodes,
@@ -47,6 +47,9 @@ from opgrad.training.make.losses import KLDivLoss
 from opgrad.training.make.selection import Candidates, is_handed_on, matching
 from opgrad.training.run.recipe import Recipe
 
+__all__ = ["KINDS", "Distillation", "convert", "prepare", "with_teacher"]
+
+KINDS = ("int8", "int4")
 TEACHER = "teacher/"  # in front of the names of the float model's values
 
 
@@ -174,7 +177,13 @@ def with_pairs(
 
     if not calibration:
         raise ArgumentError("calibration", "has no batches, expected some of the model's inputs for int8")
-    check_inputs(model, calibration)
+    constants = {each.name for each in model.graph.initializer}
+    names = [each.name for each in model.graph.input if each.name not in constants]
+    for batch in calibration:
+        if not isinstance(batch, Mapping):
+            raise ArgumentTypeError("calibration", f"has a {type(batch).__name__}, expected arrays by name")
+        if missing := [name for name in names if name not in batch]:
+            raise ArgumentError("calibration", f"lacks the input {missing[0]!r}, expected {', '.join(names)}")
     before = simplified(model, PAIRS_FROM)
     nodes = None if choose is None else _nodes(before.graph, choose)
     with TemporaryDirectory(prefix="opgrad-") as folder, _silent():
@@ -239,20 +248,7 @@ def _multiply_factors(graph: onnx.GraphProto) -> None:
                 node.input[place] = own
             else:
                 held.CopyFrom(product)
-            rest = [each for each in node.attribute if each.name != name]
-            del node.attribute[:]
-            node.attribute.extend(rest)
-
-
-def check_inputs(model: onnx.ModelProto, calibration: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """Raise TypeError or ValueError unless each batch has an array for every input."""
-    constants = {each.name for each in model.graph.initializer}
-    names = [each.name for each in model.graph.input if each.name not in constants]
-    for batch in calibration:
-        if not isinstance(batch, Mapping):
-            raise ArgumentTypeError("calibration", f"has a {type(batch).__name__}, expected arrays by name")
-        if missing := [name for name in names if name not in batch]:
-            raise ArgumentError("calibration", f"lacks the input {missing[0]!r}, expected {', '.join(names)}")
+            keep(node.attribute, [each for each in node.attribute if each.name != name])
 
 
 class _Batches:
@@ -307,9 +303,7 @@ def keep_paths(model: onnx.ModelProto, paths: dict[str, list[str]]) -> None:
     for name, nodes in readers.items():
         told = paths[name] if len(paths[name]) == len(nodes) else [*dict.fromkeys(paths[name])] * len(nodes)
         for node, path in zip(nodes, told if len(told) == len(nodes) else (), strict=False):
-            others = [each for each in node.metadata_props if each.key != SCOPES]
-            del node.metadata_props[:]
-            node.metadata_props.extend(others)
+            keep(node.metadata_props, [each for each in node.metadata_props if each.key != SCOPES])
             node.metadata_props.add(key=SCOPES, value=repr(["", path, node.name]))
 
 
@@ -337,7 +331,17 @@ def with_four_bits(
     simple = simplified(model, BLOCKS_FROM)
     graph = simple.graph
     values = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    found: dict[str, dict[str, Any]] = dict(_weights(graph, values, per_channel))
+    found: dict[str, dict[str, Any]] = {}  # by weight, the attributes of its pair
+    for node in graph.node:
+        name, told = node.input[1] if len(node.input) > 1 else "", attributes_of(node)
+        if name not in values or values[name].dtype != np.float32:
+            continue
+        if node.op_type == "Conv":
+            found[name] = {"axis": 0} if per_channel else {}
+        elif node.op_type == "MatMul" and values[name].ndim == MATRIX:
+            found[name] = {"axis": 0, "block_size": BLOCK}
+        elif node.op_type == "Gemm" and not told.get("transA") and told.get("alpha", 1.0) == told.get("beta", 1.0) == 1:
+            found[name] = {"axis": told.get("transB", 0), "block_size": BLOCK}
     if not found:
         raise ValueError(f"{WHO}: the model has no MatMul, Gemm or Conv with a constant weight, expected one for int4")
     if choose is not None:
@@ -362,27 +366,8 @@ def with_four_bits(
     for node in graph.node:
         if len(node.input) > 1 and node.input[1] in found and node.op_type in ("MatMul", "Gemm", "Conv"):
             node.input[1] = f"{node.input[1]}_floats"
-    nodes = [*made, *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    keep(graph.node, [*made, *graph.node])
     return simple, values
-
-
-def _weights(
-    graph: onnx.GraphProto, values: dict[str, np.ndarray], per_channel: bool
-) -> Iterator[tuple[str, dict[str, int]]]:
-    """The weights that are quantized, with the attributes of their pairs."""
-    for node in graph.node:
-        name = node.input[1] if len(node.input) > 1 else ""
-        if name not in values or values[name].dtype != np.float32:
-            continue
-        told = attributes_of(node)
-        if node.op_type == "Conv":
-            yield name, {"axis": 0} if per_channel else {}
-        elif node.op_type == "MatMul" and values[name].ndim == MATRIX:
-            yield name, {"axis": 0, "block_size": BLOCK}
-        elif node.op_type == "Gemm" and not told.get("transA") and told.get("alpha", 1.0) == told.get("beta", 1.0) == 1:
-            yield name, {"axis": told.get("transB", 0), "block_size": BLOCK}
 
 
 def scales(w: np.ndarray, axis: int | None, block: int | None) -> np.ndarray:
@@ -441,7 +426,13 @@ def with_learned_scales(model: onnx.ModelProto, floats: Mapping[str, np.ndarray]
             nodes.append(node)
             continue
         name = held.name.removesuffix("_quantized")
-        kept[name] = floats[name] if name in floats else _dequantized(node, tensors)  # a copy that the quantizer made
+        if name in floats:
+            kept[name] = floats[name]
+        else:  # a copy that the quantizer made
+            integers, scale, *zero = (numpy_helper.to_array(tensors[each]) for each in node.input)
+            axis = attributes_of(node).get("axis", 1) if scale.size > 1 else None
+            wide, offset = (stretched(each, integers.shape, axis, None) for each in (scale, *(zero or [np.zeros(())])))
+            kept[name] = ((integers.astype(np.float64) - offset) * wide).astype(scale.dtype)
         if held.data_type == TensorProto.INT32:  # a bias, whose integers are so fine that training need not round it
             renamed[node.output[0]] = name
             continue
@@ -495,59 +486,11 @@ def _limits(name: str, node: onnx.NodeProto, rank: int, tensors: dict[str, onnx.
     ]
 
 
-def _dequantized(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> np.ndarray:
-    """The floats that a node makes of constant integers."""
-    integers, scale, *zero = (numpy_helper.to_array(tensors[name]) for name in node.input)
-    axis = attributes_of(node).get("axis", 1) if scale.size > 1 else None
-    wide, offset = (stretched(each, integers.shape, axis, None) for each in (scale, zero[0] if zero else np.zeros(())))
-    return ((integers.astype(np.float64) - offset) * wide).astype(scale.dtype)
-
-
 CONVERT = "quantization.convert"
 BIASED, BIAS = ("Conv", "Gemm"), 2  # which add a bias, and its place
 PARTS = 3  # of what is quantized: numbers, scale and zero point
 MIDDLE = 8  # the zero point of unsigned integers of 4 bits
 INT32 = np.iinfo(np.int32)
-
-
-def integer_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The integer model; the given one is changed."""
-    graph = model.graph
-    values = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
-    # The nodes without those that make scales, which become constants.
-    scales = {node.input[1] for node in graph.node if node.op_type in PAIR}
-    made = {
-        node.output[0]: values[node.input[0]]
-        for node in graph.node
-        if node.op_type == "Exp" and node.output[0] in scales and node.input[0].endswith(LOG)
-    }
-    values |= dict(zip(made, _exponentials(list(made.values())), strict=True))
-    nodes = [node for node in graph.node if made.keys().isdisjoint(node.output)]
-    nodes, count = _without_rounding(nodes, values)
-    if not count:
-        raise ValueError(f"{CONVERT}: no weight of the model is quantized, expected a trained one that `prepare` made")
-    makers = {name: node for node in nodes for name in node.output}
-    written = []
-    for node in nodes:
-        weight = makers.get(node.input[1]) if len(node.input) > 1 else None
-        if weight is None or weight.op_type != "DequantizeLinear":
-            written.append(node)
-            continue
-        if node.op_type in ("MatMul", "Gemm") and attributes_of(weight).get("block_size"):
-            written += _in_four_bits(node, weight, values)
-            continue
-        if node.op_type in BIASED and len(node.input) > BIAS:
-            written += _bias(node, makers.get(node.input[0]), weight, values)
-        written.append(node)
-    read = {name for node in written for name in node.input} | {each.name for each in graph.output}
-    used = [node for node in written if node.op_type != "DequantizeLinear" or node.output[0] in read]
-    read = {name for node in used for name in node.input}
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(used)
-    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items() if name in read)
-    if any(node.domain == MICROSOFT for node in used):
-        import_microsoft(model)
-    return model
 
 
 def _exponentials(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -635,11 +578,6 @@ def _in_four_bits(node: onnx.NodeProto, weight: onnx.NodeProto, values: dict[str
     return made
 
 
-__all__ = ["KINDS", "Distillation", "convert", "prepare", "with_teacher"]
-
-KINDS = ("int8", "int4")
-
-
 @naming(WHO)
 def prepare(
     model: Model,
@@ -686,4 +624,40 @@ def convert(model: Model) -> onnx.ModelProto:
     operators between their pairs in its integer kernels; products of int4 are nodes MatMulNBits.
     Raises ValueError for a model in which nothing is quantized.
     """
-    return integer_model(load(model, CONVERT))
+    result = load(model, CONVERT)
+    graph = result.graph
+    values = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+    # The nodes without those that make scales, which become constants.
+    scales = {node.input[1] for node in graph.node if node.op_type in PAIR}
+    made = {
+        node.output[0]: values[node.input[0]]
+        for node in graph.node
+        if node.op_type == "Exp" and node.output[0] in scales and node.input[0].endswith(LOG)
+    }
+    values |= dict(zip(made, _exponentials(list(made.values())), strict=True))
+    nodes = [node for node in graph.node if made.keys().isdisjoint(node.output)]
+    nodes, count = _without_rounding(nodes, values)
+    if not count:
+        raise ValueError(f"{CONVERT}: no weight of the model is quantized, expected a trained one that `prepare` made")
+    makers = {name: node for node in nodes for name in node.output}
+    written = []
+    for node in nodes:
+        weight = makers.get(node.input[1]) if len(node.input) > 1 else None
+        if weight is None or weight.op_type != "DequantizeLinear":
+            written.append(node)
+            continue
+        if node.op_type in ("MatMul", "Gemm") and attributes_of(weight).get("block_size"):
+            written += _in_four_bits(node, weight, values)
+            continue
+        if node.op_type in BIASED and len(node.input) > BIAS:
+            written += _bias(node, makers.get(node.input[0]), weight, values)
+        written.append(node)
+    read = {name for node in written for name in node.input} | {each.name for each in graph.output}
+    used = [node for node in written if node.op_type != "DequantizeLinear" or node.output[0] in read]
+    read = {name for node in used for name in node.input}
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(used)
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items() if name in read)
+    if any(node.domain == MICROSOFT for node in used):
+        import_microsoft(result)
+    return result

@@ -56,8 +56,8 @@ def plain_model(model: onnx.ModelProto, opset: int | None) -> onnx.ModelProto:
             lack.add(":".join(filter(None, (node.domain, node.op_type))))
     if lack:
         raise NotImplementedError(
-            f"{WHO}: the graph has {', '.join(sorted(lack))}, of which there is no form of plain ONNX operators: export "
-            "the model without fusions, or write the node with operators of ai.onnx"
+            f"{WHO}: the graph has {', '.join(sorted(lack))}, of which there is no form of plain ONNX operators: "
+            "export the model without fusions, or write the node with operators of ai.onnx"
         )
     return lowered
 
