@@ -15,7 +15,7 @@ from opgrad.contract import DTYPES, FLOATS
 each_dtype = pytest.mark.parametrize("dtype", FLOATS)
 LARGEST = 40_000  # elements: enough for vectors, tails, tiles and several parts
 SETTINGS = settings(
-    max_examples=40,
+    max_examples=20 if os.environ.get("OPGRAD_CASES") == "levels" else 40,
     deadline=None,
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
