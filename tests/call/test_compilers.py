@@ -18,7 +18,7 @@ BEGIN = """
 import os, signal, sys, time
 from opgrad.cpu.compiler import processes
 from opgrad.cpu.runtime import plan
-from opgrad.cpu.runtime import workers
+from opgrad.cpu.runtime import threads
 found = processes.compilers()
 """
 
@@ -31,10 +31,10 @@ if hasattr(os, "fork"):
     if child == 0:
         os._exit(0 if not processes._running else 1)
     done.append(os.waitpid(child, 0)[1] == 0)
-found.add(processes.missing([workers.run]))
+found.add(processes.missing([threads.run]))
 for process in found._processes:
     process.kill()
-workers.run.link()  # which is not waited for in vain
+threads.run.link()  # which is not waited for in vain
 done.append("numba" in sys.modules)
 print(all(done))
 """
@@ -50,7 +50,7 @@ print("numba" in sys.modules, [process.wait() for process in found._processes])
 """
 
 ORPHANS = """
-found.add(processes.missing([workers.run, workers.work]))
+found.add(processes.missing([threads.run, threads.work]))
 print(*[process.pid for process in found._processes], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from opgrad.cpu.runtime import pool, workers
+from opgrad.cpu.runtime import pool, threads
 from opgrad.cpu.runtime.system import HEAP, Posix, Windows, address, system
 
 pytestmark = pytest.mark.any_cpu
@@ -117,12 +117,12 @@ def test_the_pool_of_another_system(monkeypatch, make):
 @pytest.mark.parametrize("make", [macos, windows])
 def test_the_workers_of_another_system(monkeypatch, make):
     given, library = make(CreateThread=1)
-    monkeypatch.setattr(workers, "system", lambda: given)
-    team = workers.ThreadPool()
+    monkeypatch.setattr(threads, "system", lambda: given)
+    team = threads.ThreadPool()
     assert team.start(3) == ""
     started = [call for call in library.called if call[0] in ("pthread_create", "CreateThread")]
     assert len(started) == team.workers == 3
-    assert all(workers.work.address in call and team.address in call for call in started)
+    assert all(threads.work.address in call and team.address in call for call in started)
     assert team._block.c_get_cpu == team._block.c_set_affinity == 0
     assert library.called[0][1] == team._block.mutex
 

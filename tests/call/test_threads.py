@@ -130,8 +130,8 @@ def test_threads_that_the_system_refuses():
 REFUSED_AT_FIRST = """
 import warnings
 import numpy as np, opgrad
-from opgrad.cpu.runtime import workers
-workers.system().start_thread = lambda function, argument: "no"
+from opgrad.cpu.runtime import threads
+threads.system().start_thread = lambda function, argument: "no"
 warnings.simplefilter("error")
 x = np.ones((64, 20000), "float32")
 opgrad.set_num_threads(4)
@@ -255,7 +255,7 @@ import numpy as np
 from pathlib import Path
 import opgrad
 from opgrad.cpu.runtime import threads
-from opgrad.cpu.runtime import workers
+from opgrad.cpu.runtime import threads
 x = np.random.default_rng(0).normal(size=(64, 20000)).astype("float32")
 def tasks(): return [int(path.name) for path in Path("/proc/self/task").iterdir()]
 def masks(): return {thread: os.sched_getaffinity(thread) for thread in tasks()}
@@ -279,7 +279,7 @@ OWN = """
 found = []
 for cpu in (first, second) * 5:
     call_from(cpu)
-    if word("cpu") != workers.NO_CPU:  # as the worker leaves it, once
+    if word("cpu") != threads.NO_CPU:  # as the worker leaves it, once
         found.append(os.sched_getaffinity(worker) == everywhere - {word("cpu")})
 print(len(found) > 0 and all(found))
 """
@@ -296,10 +296,10 @@ OF_TORCH = """
 import torch
 from opgrad.cpu.compiler.decorators import native
 from opgrad.cpu.compiler.words import at
-from opgrad.cpu.runtime.workers import Block
+from opgrad.cpu.runtime.threads import Block
 @native(2)
 def move_off(pool: int, thread: int) -> int:
-    workers.move_off(at(Block, pool), thread)
+    threads.move_off(at(Block, pool), thread)
     return 0
 torch.set_num_threads(2)
 torch.relu(torch.ones(1 << 20))

@@ -9,7 +9,7 @@ import opgrad
 from opgrad.cli.examples import examples, listed
 from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
 from opgrad.cpu.programs import layout
-from opgrad.cpu.runtime import program
+from opgrad.cpu.runtime import plan
 from opgrad.ops import graph_operators, loss_operators, operators
 from opgrad.ops.reference.dropout import keep_mask
 
@@ -28,7 +28,7 @@ COUNTS = (1, 9, 31, 32, 33, 64, 65, 101)
 
 @pytest.fixture
 def streaming(monkeypatch):
-    monkeypatch.setattr(program, "last_level_cache", lambda: -1)
+    monkeypatch.setattr(plan, "last_level_cache", lambda: -1)
 
 
 def placed(shape, dtype, offset):
@@ -163,7 +163,7 @@ def test_columns_that_nearly_fill_the_cache_are_written_to_the_last_one(name, dt
     arguments = sample(op, shape, dtype.name, rng, axis=1)
     (expected,) = check(op, arguments)
     arrays = sum(each.nbytes for each in (*arguments.values(), expected) if isinstance(each, np.ndarray))
-    monkeypatch.setattr(program, "last_level_cache", lambda: 3 * arrays // 2)
+    monkeypatch.setattr(plan, "last_level_cache", lambda: 3 * arrays // 2)
     run = dispatcher(op)
     for offset in range(LINE // dtype.itemsize):
         memory, out = placed(shape, dtype, offset)
@@ -182,7 +182,7 @@ SHAPES = [*ROW_SHAPES, *COLUMN_SHAPES, (2, 70000)]
 def with_caches(monkeypatch, op, arguments):
     """The results of a call that is planned anew, for a machine without a cache and for one of a huge cache."""
     for size in (1, 1 << 50):
-        monkeypatch.setattr(program, "last_level_cache", lambda size=size: size)
+        monkeypatch.setattr(plan, "last_level_cache", lambda size=size: size)
         yield [bits(each) for each in listed(dispatcher(op)(**arguments))]
 
 

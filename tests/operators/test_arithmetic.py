@@ -259,7 +259,7 @@ def test_a_split_that_does_not_fit_the_node():
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.bool_])
 def test_long_rows_are_copied_past_the_cache_bit_by_bit(monkeypatch, dtype):
     """Rows that start anywhere, signalling NaN among them; rows of no whole words are copied as any other."""
-    monkeypatch.setattr("opgrad.cpu.runtime.program.streams", lambda size: True)
+    monkeypatch.setattr("opgrad.cpu.runtime.plan.streams", lambda size: True)
     size, split = np.dtype(dtype).itemsize, (601, 1200, 0, 3)
     memory = np.random.default_rng(0).integers(0, 2 if dtype == np.bool_ else 256, 5 * 1804 * size + size, np.uint8)
     if dtype == np.float32:

@@ -110,7 +110,7 @@ def test_many_parts_and_long_rows(name, shape, rng):
 
 
 def test_results_written_past_the_cache(rng, monkeypatch):
-    monkeypatch.setattr("opgrad.cpu.runtime.program.streams", lambda size: True)
+    monkeypatch.setattr("opgrad.cpu.runtime.plan.streams", lambda size: True)
     op = graph_operators()["bias_gelu_grad_dx"]
     arguments = {"dy": rng.normal(size=(37, 301)), "x": rng.normal(size=(37, 301)), "bias": rng.normal(size=301)}
     check_close(call(op, arguments), reference(op, arguments), 1)

@@ -12,8 +12,7 @@ import numpy as np
 
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, checked_rates, sgd_in_place
-from opgrad.cpu.runtime.plan import Pass, RepeatedKernel
-from opgrad.cpu.runtime.program import units_per_part
+from opgrad.cpu.runtime.plan import Pass, RepeatedKernel, units_per_part
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 BLOCK = 1 << 14  # weights that are float32 at a time: 64 KiB, which stay in the second-level cache

@@ -203,9 +203,9 @@ def _taken(op: Operator, dtypes: Sequence[str]) -> Sequence[str]:
 def compile_calls() -> None:
     """Compile what runs the kernels: the functions for callers, those of the threads, those for onnxruntime."""
     from opgrad.call import calls
-    from opgrad.cpu.runtime import plan, pool, workers
+    from opgrad.cpu.runtime import plan, pool, threads
 
-    modules: list[Any] = [calls, plan, pool, workers]
+    modules: list[Any] = [calls, plan, pool, threads]
     if find_spec("onnxruntime"):
         from opgrad.onnxruntime import compute, overloads
 

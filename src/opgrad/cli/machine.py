@@ -20,7 +20,7 @@ PACKAGES = ("opgrad", "numpy", "ml_dtypes", "numba", "llvmlite", "onnxruntime", 
 def describe() -> dict[str, Any]:
     """The machine as a result file keeps it."""
     from opgrad.cpu.compiler.decorators import host, vector_bytes
-    from opgrad.cpu.runtime.program import caches
+    from opgrad.cpu.runtime.plan import caches
 
     name, features = host()
     present = features.split(",")

@@ -24,8 +24,7 @@ from opgrad.cpu.compiler.cache import ObjectCache, directory
 from opgrad.cpu.compiler.target import PackedObjects, Packing
 from opgrad.cpu.compiler.words import words
 from opgrad.cpu.plans import Plan
-from opgrad.cpu.runtime.plan import SCRATCH, Patch, call_words, joined, overlap_words
-from opgrad.cpu.runtime.program import STATUS_WORDS
+from opgrad.cpu.runtime.plan import SCRATCH, STATUS_WORDS, Patch, call_words, joined, overlap_words
 from opgrad.cuda import ahead, driver, triton_private, without_triton
 from opgrad.cuda.ahead import Machine
 from opgrad.cuda.execute import DEVICES, Device, Launch, Program, planning

@@ -9,7 +9,7 @@ from opgrad.cpu.kernels import activation as kernels
 from opgrad.cpu.kernels.activation import GATED, GATED_BLOCK, GATED_GRADIENTS
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps, elementwise_operator, elementwise_program
-from opgrad.cpu.runtime.program import Program, ceil_div
+from opgrad.cpu.runtime.plan import Program, ceil_div
 
 relu = elementwise_operator(kernels.relu, "y", "x")
 relu_grad = elementwise_operator(kernels.relu_grad, "dx", "dy", "x")

@@ -14,7 +14,7 @@ from opgrad.cpu.kernels import arithmetic as kernels
 from opgrad.cpu.kernels.arithmetic import DIVIDED, EACH, ONE_DIVIDEND, ONE_DIVISOR, SUM, TIMES, VALUE, copy_words
 from opgrad.cpu.kernels.loops.fold import BLOCK, DEEP, WIDE, sum_columns, sum_integers, sum_rows
 from opgrad.cpu.programs.building import ProgramSteps, elementwise_operator, elementwise_program
-from opgrad.cpu.runtime.program import Program, ceil_div
+from opgrad.cpu.runtime.plan import Program, ceil_div
 
 
 def reduce_sum_training(problem: Problem) -> Program:

@@ -34,7 +34,7 @@ from opgrad.cpu.kernels.softmax.rows import soften, soften_back, sum_parts
 from opgrad.cpu.programs.building import ProductSteps, ProgramSteps
 from opgrad.cpu.programs.indexing import check_indices
 from opgrad.cpu.programs.softmax import softmax, softmax_grad
-from opgrad.cpu.runtime.program import Address, Program, Scratch, ceil_div, whole_vectors
+from opgrad.cpu.runtime.plan import Address, Program, Scratch, ceil_div, whole_vectors
 from opgrad.ops.attention import PACKED, rotation
 from opgrad.ops.reference import attending
 from opgrad.ops.reference.dropout import keep_threshold, kept_scale

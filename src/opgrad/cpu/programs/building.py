@@ -11,7 +11,7 @@ from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.loops.map import BLOCK, fill_zeros
 from opgrad.cpu.programs.layout import Loops, precision
-from opgrad.cpu.runtime.program import Program, Step, Tables, Workspace, ceil_div, round_up, shared_out, streams
+from opgrad.cpu.runtime.plan import Program, Step, Tables, Workspace, ceil_div, round_up, shared_out, streams
 
 
 class ProgramSteps:

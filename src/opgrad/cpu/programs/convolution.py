@@ -26,7 +26,7 @@ from opgrad.cpu.kernels.convolution import Gathered, GridSteps, Images, ImageSiz
 from opgrad.cpu.programs.arithmetic import add_sums, grouped
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.layout import precision
-from opgrad.cpu.runtime.program import Program, round_up
+from opgrad.cpu.runtime.plan import Program, round_up
 from opgrad.ops.reference.windows import MOST_AXES, WindowAxis, convolution_axes, transposed_axes
 
 # --- the grid of a signal, and the shift of a window's elements ------------------------------------------------------

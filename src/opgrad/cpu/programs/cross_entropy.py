@@ -27,7 +27,7 @@ from opgrad.cpu.kernels.loops.rows import tile_size
 from opgrad.cpu.programs import layout as layouts
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.layout import Limits, Loops, keeps_column, layout_of, loops_of
-from opgrad.cpu.runtime.program import Program, Scratch, Workspace, ceil_div
+from opgrad.cpu.runtime.plan import Program, Scratch, Workspace, ceil_div
 
 LABELS_PER_PART: Final = 1 << 13
 AFTER: Final = 64  # spare numbers behind the last one, since a whole vector may read beyond it

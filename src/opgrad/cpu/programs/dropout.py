@@ -5,7 +5,7 @@ import math
 from opgrad.contract.signature import Problem
 from opgrad.cpu.kernels.dropout import BLOCK, GRADIENT, WHOLE_GRADIENT, drop, keep_all
 from opgrad.cpu.programs.building import ProgramSteps, elementwise_program
-from opgrad.cpu.runtime.program import Program, ceil_div
+from opgrad.cpu.runtime.plan import Program, ceil_div
 from opgrad.ops.reference.dropout import keep_threshold, kept_scale
 
 

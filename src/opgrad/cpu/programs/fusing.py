@@ -41,7 +41,7 @@ from opgrad.cpu.kernels.loops.rows import buffer_size
 from opgrad.cpu.kernels.softmax.split import STATS
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.layout import Limits, gradient_limits, keeps_column, layout_of, spare_columns, units_of
-from opgrad.cpu.runtime.program import Program, Scratch, Step, shared_out, streams
+from opgrad.cpu.runtime.plan import Program, Scratch, Step, shared_out, streams
 from opgrad.ops.reference.dropout import keep_threshold, kept_scale
 from opgrad.ops.reference.primitive import STATE, Applied, gradient_name
 

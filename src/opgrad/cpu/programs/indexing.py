@@ -37,7 +37,7 @@ from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.loops.rows import buffer_size
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime.program import MAX_PART_BYTES, Program, Scratch, Tables, ceil_div, streams
+from opgrad.cpu.runtime.plan import MAX_PART_BYTES, Program, Scratch, Tables, ceil_div, streams
 
 MOST_PARTS: Final = 8  # since each part needs a count for every key
 FEWEST_OF_PART: Final = 1 << 14  # positions

@@ -22,7 +22,7 @@ from opgrad.cpu.compiler.decorators import Kernel, interface_of, line_lanes, vec
 from opgrad.cpu.compiler.parameters import Columns, Rows, Strips
 from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.cpu.kernels.loops.fold import BLOCK
-from opgrad.cpu.runtime.program import Step, ceil_div, shared_out, streams
+from opgrad.cpu.runtime.plan import Step, ceil_div, shared_out, streams
 
 SETS_BYTES: Final = 4096  # bytes between lines that share a set of a first-level cache of 64 sets
 CROWDED: Final = 64  # lines of a column in one set of it, from which on strips fetch the same lines again and again

@@ -23,7 +23,7 @@ from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.programs.building import ProductSteps, ProgramSteps
 from opgrad.cpu.programs.cross_entropy import LOSS, add_labels, gradient, loss_program, reduction_of
 from opgrad.cpu.programs.quantized import add_product, kernel_of, weights_of
-from opgrad.cpu.runtime.program import Program, Scratch, ceil_div, round_up, units_per_part
+from opgrad.cpu.runtime.plan import Program, Scratch, ceil_div, round_up, units_per_part
 
 
 def _samples(problem: Problem, name: str) -> tuple[int, int]:

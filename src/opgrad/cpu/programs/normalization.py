@@ -25,7 +25,7 @@ from opgrad.cpu.kernels.normalization import (
     Planes,
 )
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime.program import Program, ceil_div, whole_vectors
+from opgrad.cpu.runtime.plan import Program, ceil_div, whole_vectors
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
 FEW_ROWS = 16

@@ -9,7 +9,7 @@ from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime.program import Program, Scratch, ceil_div
+from opgrad.cpu.runtime.plan import Program, Scratch, ceil_div
 
 
 class AdamWStep(NamedTuple):

@@ -17,7 +17,7 @@ from opgrad.cpu.kernels import pooling as kernels
 from opgrad.cpu.kernels.pooling import PIECE, ROWS, Along, gather_rows
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.indexing import check
-from opgrad.cpu.runtime.program import Program, Tables, units_per_part
+from opgrad.cpu.runtime.plan import Program, Tables, units_per_part
 from opgrad.ops.pooling import Resized, resized_axes
 from opgrad.ops.reference.windows import MOST_AXES, WindowAxis, average_pool_axes
 

@@ -13,7 +13,7 @@ from opgrad.cpu.kernels.gemm import Matrix, ProductSizes
 from opgrad.cpu.kernels.quantized import Scales, Weights, Zeros
 from opgrad.cpu.programs.building import ProductSteps
 from opgrad.cpu.programs.indexing import check_indices
-from opgrad.cpu.runtime.program import Address, Program, round_up
+from opgrad.cpu.runtime.plan import Address, Program, round_up
 
 OPERATOR: Final = "quantized_matmul_grad"
 MOST_ROWS: Final = 512  # of a block of sums, for each of which the weights are unpacked anew

@@ -18,7 +18,7 @@ from opgrad.cpu.kernels import recurrent as layers
 from opgrad.cpu.kernels.loops.map import fill_zeros
 from opgrad.cpu.kernels.recurrent import Layer, LayerMatrix, Panels, States
 from opgrad.cpu.programs.building import ProductSteps
-from opgrad.cpu.runtime.program import Program, round_up
+from opgrad.cpu.runtime.plan import Program, round_up
 from opgrad.cpu.runtime.threads import chosen_threads
 
 BLOCK_ROWS: Final = 64  # rows of a unit of a product, all of which read a chunk of a panel while it is in the cache

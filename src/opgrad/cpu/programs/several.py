@@ -11,7 +11,7 @@ from opgrad.cpu.kernels import several as kernels
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.several import ByteRows
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime.program import Program, ceil_div, streams
+from opgrad.cpu.runtime.plan import Program, ceil_div, streams
 
 # Bytes of rows that are written past the cache: the incomplete lines at both ends of a shorter one would cost more than
 # reading what is overwritten.

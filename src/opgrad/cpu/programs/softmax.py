@@ -29,7 +29,7 @@ from opgrad.cpu.programs.layout import (
     spare_columns,
     units_of,
 )
-from opgrad.cpu.runtime.program import Program
+from opgrad.cpu.runtime.plan import Program
 
 FORWARD: Final = ("softmax", "log_softmax")
 GRADIENTS: Final = ("softmax_grad", "log_softmax_grad")

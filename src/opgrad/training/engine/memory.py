@@ -18,8 +18,7 @@ from opgrad.contract.signature import Operand
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
-from opgrad.cpu.runtime.plan import Pass, per_part
-from opgrad.cpu.runtime.program import Address, ceil_div
+from opgrad.cpu.runtime.plan import Address, Pass, ceil_div, per_part
 from opgrad.onnx.graph.conversion import is_half
 from opgrad.onnx.graph.messages import keep
 from opgrad.onnx.graph.nodes import reads_values

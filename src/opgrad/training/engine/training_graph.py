@@ -19,7 +19,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from opgrad.cpu.compiler import processes
 from opgrad.cpu.compiler.processes import Progress
-from opgrad.cpu.runtime import plan, pool, workers
+from opgrad.cpu.runtime import plan, pool, threads
 from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.loading import check_sizes
 from opgrad.onnx.graph.messages import FEW_BITS, MICROSOFT, copied, domain_of
@@ -265,7 +265,7 @@ def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
 
 CALLS = (
     compute.compute, compute.close, plan.execute, compute.parallel_for, pool.malloc, pool.free,
-    workers.work, workers.run,
+    threads.work, threads.run,
 )  # fmt: skip
 ROWS = 8  # the guess for an open size of a graph; most kernels are chosen by the other sizes
 
