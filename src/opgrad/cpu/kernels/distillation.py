@@ -94,22 +94,16 @@ _write_products = mapped(
 )
 
 
-@inline
-def _weighted(x: Vector, h: Vector, m, factor, log_sum, mean, slope) -> Vector:
+@mapped
+def _write_weighted(x: Vector, h: Vector, m, factor, log_sum, mean, slope) -> Vector:
     q = exp_up_to_zero(_log_probability(x, m, factor, log_sum))
     return q * (v.select(q == 0.0, 0.0, h) - mean) * slope
 
 
-_write_weighted = mapped(_weighted)
-
-
-@inline
-def _add_deviation(total: Vector, x: Vector, h: Vector, m, factor, log_sum, mean) -> Vector:
+@folded
+def _sum_deviations(total: Vector, x: Vector, h: Vector, m, factor, log_sum, mean) -> Vector:
     q = exp_up_to_zero(_log_probability(x, m, factor, log_sum))
     return total + q * (v.select(q == 0.0, 0.0, h) - mean)
-
-
-_sum_deviations = folded(_add_deviation)
 
 
 def _kernel(terms: Callable[..., Any], weighted: bool, unbounded: bool = False) -> Kernel:

@@ -209,28 +209,25 @@ SLICES_BY_TARGET = counting_sort(_target_of, _put_slice, Pointer, int)
 # --- backward: sum -------------------------------------------------------------------------------------------------
 
 
-@inline
-def _add_wide(total, arrays, k: int, numbers):
+@fold_down
+def _sum_wide(total, arrays, k: int, numbers):
     (dy,), (post, order, last, ahead), (s, t, u, z) = arrays, numbers, total
     w, source = v.lanes(dy), dy + load_i32(order, k) * post
     ask_for(dy + load_i32(order, min(k + AHEAD, last)) * post, ahead)
     return s + v.load(source, 0), t + v.load(source, w), u + v.load(source, 2 * w), z + v.load(source, 3 * w)
 
 
-@inline
-def _add_narrow(total, arrays, k: int, numbers):
+@fold_down
+def _sum_narrow(total, arrays, k: int, numbers):
     (dy,), (post, order, last, ahead, mask) = arrays, numbers
     ask_for(dy + load_i32(order, min(k + AHEAD, last)) * post, ahead)
     return (total[0] + v.load_masked(dy, load_i32(order, k) * post, mask, 0.0),)
 
 
-@inline
-def _add_element(total, arrays, k: int, numbers):
+@fold_down
+def _sum_elements(total, arrays, k: int, numbers):
     post, order, i = numbers
     return (total[0] + v.load_one(arrays[0], load_i32(order, k) * post + i),)
-
-
-_sum_wide, _sum_narrow, _sum_elements = fold_down(_add_wide), fold_down(_add_narrow), fold_down(_add_element)
 
 
 @inline
@@ -460,13 +457,10 @@ def add_exactly(total, compensation, i: int, value: float) -> None:
     v.store_one(compensation, i, v.load_one(compensation, i) + ((before - (after - added)) + (value - added)))
 
 
-@inline
-def _compensated(total: Vector, compensation: Vector) -> Vector:
+@mapped
+def write_sums(total: Vector, compensation: Vector) -> Vector:
     # The compensation of an infinite sum is NaN.
     return v.select(compensation == compensation, total + compensation, total)
-
-
-write_sums = mapped(_compensated)
 
 
 @inline

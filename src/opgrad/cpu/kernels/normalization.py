@@ -108,12 +108,10 @@ def gradient_sums(centered: bool, adds: bool) -> Any:
     return add_up
 
 
-def _layer_gradient(dy: Vector, x: Vector, scale: Vector, mean, inv_std, from_bias, from_scale) -> Vector:
+@mapped
+def write_layer_gradient(dy: Vector, x: Vector, scale: Vector, mean, inv_std, from_bias, from_scale) -> Vector:
     """dx = inv_std * (dy * scale + (from_bias + from_scale * normalized x)); 0 for a row of one element."""
     return (dy * scale + v.fma((x - mean) * inv_std, from_scale, from_bias)) * inv_std
-
-
-write_layer_gradient = mapped(_layer_gradient)
 
 
 def rows_kernel(centered: bool, by_strips: bool) -> Kernel:
@@ -471,14 +469,11 @@ class Differentiated(NamedTuple):
     inverse: Float
 
 
-@inline
-def _add_gradient(total, arrays, i: int, whole: bool, mask, mean):
+@block_sum
+def _gradients_of_block(total, arrays, i: int, whole: bool, mask, mean):
     dy, x = arrays
     value = get(dy, i, whole, mask)
     return total[0] + value, v.fma(value, get_or(x, i, whole, mask, mean) - mean, total[1])
-
-
-_gradients_of_block = block_sum(_add_gradient)
 
 
 def _gradient_sums(arrays, given, channel: int, block: int, planes):
@@ -648,22 +643,19 @@ def moments_of_columns(units: Units, shape: ColumnStrips, arrays: (Pointer,), pa
             add_squares(squares, begin, end, 0, (squares, x + sample * shape.columns, mean), ())
 
 
-@inline
-def _add_mean(total, arrays, block: int, numbers):
+@fold_down
+def _sum_means(total, arrays, block: int, numbers):
     (partial,), (samples, step) = arrays, numbers
     count = v.number(partial, min(SAMPLES, samples - block * SAMPLES))
     return (v.fma(v.load(partial, 2 * block * step), count, total[0]),)
 
 
-@inline
-def _add_moments(total, arrays, block: int, numbers):
+@fold_down
+def _sum_moments(total, arrays, block: int, numbers):
     (partial,), (samples, step, mean) = arrays, numbers
     count = v.number(partial, min(SAMPLES, samples - block * SAMPLES))
     deviation = v.load(partial, 2 * block * step) - mean
     return (total[0] + v.fma(deviation * count, deviation, v.load(partial, (2 * block + 1) * step)),)
-
-
-_sum_means, _sum_moments = fold_down(_add_mean), fold_down(_add_moments)
 
 
 @kernel

@@ -43,7 +43,8 @@ def _factor(p, factors: int, which: int):
     return v.number(p, load_f64(factors, which))
 
 
-def _sgd(p: Vector, g: Vector, rate, clip) -> tuple[Vector, Vector]:
+@mapped_to_each
+def write_clipping_sgd(p: Vector, g: Vector, rate, clip) -> tuple[Vector, Vector]:
     """The new parameters, and the clipped gradients."""
     g = g * clip
     return p - g * rate, g
@@ -59,19 +60,20 @@ def _adamw(
     return (p * before - m * rate / (v.sqrt(s) + epsilon)) * after, m, s
 
 
-def _clipping_adamw(p: Vector, g: Vector, m: Vector, s: Vector, *numbers: Any) -> tuple[Vector, ...]:
+@mapped_to_each
+def write_clipping_adamw(p: Vector, g: Vector, m: Vector, s: Vector, *numbers: Any) -> tuple[Vector, ...]:
     """The new parameters and moments, and the clipped gradients; the last number is the factor of these."""
     return (*_adamw(p, g, m, s, *numbers), g * numbers[-1])
 
 
-def _adagrad(p: Vector, g: Vector, s: Vector, rate, epsilon) -> tuple[Vector, Vector]:
+@mapped_to_each
+def write_adagrad(p: Vector, g: Vector, s: Vector, rate, epsilon) -> tuple[Vector, Vector]:
     s = v.fma(g, g, s)
     return p - g * rate / (v.sqrt(s) + epsilon), s
 
 
-write_sgd, write_clipping_sgd = mapped(lambda p, g, rate, clip: p - g * clip * rate), mapped_to_each(_sgd)
-write_adamw, write_clipping_adamw = mapped_to_each(_adamw), mapped_to_each(_clipping_adamw)
-write_adagrad = mapped_to_each(_adagrad)
+write_sgd = mapped(lambda p, g, rate, clip: p - g * clip * rate)
+write_adamw = mapped_to_each(_adamw)
 
 
 @kernel

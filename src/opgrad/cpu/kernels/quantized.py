@@ -142,12 +142,12 @@ def scale_each(line, w, row: int, column: int, columns: int) -> None:
         write_without(line, 0, columns, 0, (line, scales), (v.number(line, w.zeros.value),))
 
 
-@inline
-def scaled_beside(q: Vector, scale: Vector, zero) -> Vector:
+@mapped
+def write_without(q: Vector, scale: Vector, zero) -> Vector:
     return (q - zero) * scale
 
 
-write_with_zeros, write_without = mapped(scaled), mapped(scaled_beside)
+write_with_zeros = mapped(scaled)
 
 
 @inline

@@ -245,7 +245,8 @@ def lstm_steps(
         copy_states(y_c + direction * batch * n, c, c_row, begin, end, n)
 
 
-def cell_back(
+@mapped_to_each
+def write_cells_back(
     i: Vector, o: Vector, f: Vector, g: Vector, after: Vector, before: Vector, dy: Vector, dh: Vector,
     pi: Vector, po: Vector, pf: Vector, dc: Vector, peep: int,
 ) -> tuple[Vector, ...]:  # fmt: skip
@@ -259,9 +260,6 @@ def cell_back(
     if peep:
         back = v.fma(di, pi, v.fma(df, pf, back))
     return di, do, df, dc * i * v.fma(-g, g, 1.0), back
-
-
-write_cells_back = mapped_to_each(cell_back)
 
 
 @kernel
@@ -332,13 +330,15 @@ def reset(z: Vector, r: Vector, bz: Vector, br: Vector, before: Vector) -> tuple
     return sigmoid(z + bz), r, r * before
 
 
-def mix(z: Vector, n: Vector, bn: Vector, before: Vector) -> tuple[Vector, ...]:
+@mapped_to_each
+def write_mix(z: Vector, n: Vector, bn: Vector, before: Vector) -> tuple[Vector, ...]:
     """n, and the state (1 - z) * n + z * h."""
     n = tanh(n + bn)
     return n, v.fma(z, before - n, n)
 
 
-def mix_linear(
+@mapped_to_each
+def write_mix_linear(
     z: Vector, r: Vector, n: Vector, bz: Vector, br: Vector, bn: Vector, bq: Vector, q: Vector, before: Vector
 ) -> tuple[Vector, ...]:
     """All gates and the state, from the product q of the state before with the weights of n."""
@@ -347,7 +347,7 @@ def mix_linear(
     return z, r, n, v.fma(z, before - n, n)
 
 
-write_reset, write_mix, write_mix_linear = mapped_to_each(reset), mapped_to_each(mix), mapped_to_each(mix_linear)
+write_reset = mapped_to_each(reset)
 
 
 def steps_of(new_states: Callable[..., None]) -> Kernel:
@@ -399,18 +399,21 @@ def gru_steps_linear(z, own, b, h, h_row: int, h_next, to_new, panel: int, n: in
         write_mix_linear((*gates, h_next + row * n), 0, n, (*gates, *biases, *states), ())
 
 
-def mix_back(z: Vector, n: Vector, before: Vector, dy: Vector, dh: Vector) -> tuple[Vector, ...]:
+@mapped_to_each
+def write_mix_back(z: Vector, n: Vector, before: Vector, dy: Vector, dh: Vector) -> tuple[Vector, ...]:
     """The gradients of the sums of z and n, and the part of the state's gradient that bypasses both."""
     d = dy + dh
     return d * (before - n) * z * (1.0 - z), d * (1.0 - z) * v.fma(-n, n, 1.0), d * z
 
 
-def reset_back(r: Vector, before: Vector, d: Vector, dh: Vector) -> tuple[Vector, ...]:
+@mapped_to_each
+def write_reset_back(r: Vector, before: Vector, d: Vector, dh: Vector) -> tuple[Vector, ...]:
     """From the gradient d of r * h: the gradient of the sum of r, dh with its part, and r * h again."""
     return d * before * r * (1.0 - r), v.fma(d, r, dh), r * before
 
 
-def linear_back(
+@mapped_to_each
+def write_linear_back(
     z: Vector, r: Vector, n: Vector, before: Vector, bq: Vector, q: Vector, dy: Vector, dh: Vector
 ) -> tuple[Vector, ...]:
     """The gradients of all sums with x, then of those with the states: in n these are r times as large; then dh."""
@@ -418,10 +421,6 @@ def linear_back(
     update, new = d * (before - n) * z * (1.0 - z), d * (1.0 - z) * v.fma(-n, n, 1.0)
     r_sum = new * (q + bq) * r * (1.0 - r)
     return update, r_sum, new, update, r_sum, new * r, d * z
-
-
-write_mix_back, write_reset_back = mapped_to_each(mix_back), mapped_to_each(reset_back)
-write_linear_back = mapped_to_each(linear_back)
 
 
 @kernel

@@ -8,12 +8,10 @@ from opgrad.cpu.kernels.indexing import named
 from opgrad.cpu.kernels.loops.map import mapped_to_each, write_same
 
 
-def _turn(a: Vector, b: Vector, cos: Vector, sin: Vector, sign) -> tuple[Vector, Vector]:
+@mapped_to_each
+def turn_halves(a: Vector, b: Vector, cos: Vector, sin: Vector, sign) -> tuple[Vector, Vector]:
     s = sin * sign
     return a * cos - b * s, b * cos + a * s
-
-
-turn_halves = mapped_to_each(_turn)  # pairs are x[i] and x[half + i]
 
 
 @inline

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from opgrad.cpu.compiler import simd as v
-from opgrad.cpu.compiler.decorators import inline, kernel
+from opgrad.cpu.compiler.decorators import kernel
 from opgrad.cpu.compiler.parameters import Part, Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.compiler.words import copy_bytes, load_word, store_u8, store_word
@@ -40,8 +40,8 @@ def store_lengths(count, table, lengths: Pointer):
     copy_bytes(v.address_of(lengths), table, 8 * count)
 
 
-@inline
-def count_nonfinite(count: Vector, x: Vector, infinities: int, nans: int) -> Vector:
+@folded
+def nonfinite_in_range(count: Vector, x: Vector, infinities: int, nans: int) -> Vector:
     """Add 1 in each lane that holds an infinity, if `infinities`, or a NaN, if `nans`."""
     found = v.like(x, 0.0)
     if infinities:
@@ -49,9 +49,6 @@ def count_nonfinite(count: Vector, x: Vector, infinities: int, nans: int) -> Vec
     if nans:
         found = v.select(x != x, 1.0, found)
     return count + found
-
-
-nonfinite_in_range = folded(count_nonfinite)
 
 
 @kernel

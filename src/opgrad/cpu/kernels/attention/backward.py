@@ -132,27 +132,28 @@ def _probability(s: Vector, power, rest) -> Vector:
     return exp2_up_to_one(-v.maximum(0.0, (power - s) + rest))
 
 
-def _gradients(s: Vector, dp: Vector, power, rest, delta, scale) -> tuple[Vector, Vector]:
+@mapped_to_each
+def write_gradients(s: Vector, dp: Vector, power, rest, delta, scale) -> tuple[Vector, Vector]:
     """A probability, and the gradient of its score."""
     p = _probability(s, power, rest)
     return p, p * (dp - delta) * scale
 
 
-def _gradients_with_options(
+@mapped_to_each
+def write_gradients_with_options(
     s: Vector, dp: Vector, slope: Vector, kept: Vector, power, rest, delta, scale, kept_scale
 ) -> tuple[Vector, Vector]:
     p, factor = _probability(s, power, rest), kept * kept_scale
     return p * factor, p * v.fma(dp, factor, -delta) * (slope * scale)
 
 
-def _cap(s: Vector, cap) -> tuple[Vector, Vector]:
+@mapped_to_each
+def write_capped_slopes(s: Vector, cap) -> tuple[Vector, Vector]:
     """A capped score, and its derivative by the product that it is made of."""
     t = tanh(s)
     return t * cap, v.fma(-t, t, 1.0)
 
 
-write_gradients, write_gradients_with_options = mapped_to_each(_gradients), mapped_to_each(_gradients_with_options)
-write_capped_slopes = mapped_to_each(_cap)
 write_ones = mapped(lambda x: v.like(x, 1.0))
 
 

@@ -96,14 +96,13 @@ class Parts(NamedTuple):
     rows: int
 
 
-@inline
-def _power(total, arrays, i: int, whole: bool, mask, numbers):
+@fold
+def powers(total, arrays, i: int, whole: bool, mask, numbers):
     e = exp2_up_to_one(get_or(arrays[0], i, whole, mask, MINUS_INFINITY) - numbers[0])
     put(arrays[0], i, e, whole, mask, 0)
     return (total[0] + e,)
 
 
-powers = fold(_power)
 write_dropped = mapped(lambda e, kept, scale: e * (kept * scale))
 
 

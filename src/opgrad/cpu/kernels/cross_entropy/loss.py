@@ -510,13 +510,10 @@ def grad_rows(
 # --- labels that are a probability for each class --------------------------------------------------------------------
 
 
-@inline
-def _add_term(total: Vector, x: Vector, label: Vector, m, log_s) -> Vector:
+@folded
+def _add_terms(total: Vector, x: Vector, label: Vector, m, log_s) -> Vector:
     """Add what a class adds to the loss: 0 where its label is 0, even if its probability is 0 too."""
     return total + v.select(label == 0.0, 0.0, label * (log_s - (x - m)))
-
-
-_add_terms = folded(_add_term)
 
 
 @inline

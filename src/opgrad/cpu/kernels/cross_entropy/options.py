@@ -361,13 +361,10 @@ def transformed(transform: Transform) -> Callable[..., Any]:
     return z_of
 
 
-@inline
-def _add_moment(total: Vector, z: Vector, m) -> Vector:
+@folded
+def moment_of(total: Vector, z: Vector, m) -> Vector:
     e = exp_up_to_zero(z - m)
     return total + v.select(e == 0.0, 0.0, e * z)
-
-
-moment_of = folded(_add_moment)
 
 
 def shard_statistics(z_of: Callable[..., Any]) -> Kernel:

@@ -137,8 +137,8 @@ def sum_rows(units: Units, n, blocks, block_size, x: Pointer, y: Pointer):
         v.store_one(y, unit, v.reduce_add(total))
 
 
-@inline
-def _add_wide(total, arrays, k: int, step: int):
+@fold_down
+def _sum_wide(total, arrays, k: int, step: int):
     source = arrays[0] + k * step
     w = v.lanes(source)
     for i in range(0, WIDE * w, w):
@@ -147,13 +147,10 @@ def _add_wide(total, arrays, k: int, step: int):
     return a + v.load(source, 0), b + v.load(source, w), c + v.load(source, 2 * w), d + v.load(source, 3 * w)
 
 
-@inline
-def _add_narrow(total, arrays, k: int, numbers):
+@fold_down
+def _sum_narrow(total, arrays, k: int, numbers):
     step, mask = numbers
     return (total[0] + v.load_masked(arrays[0], k * step, mask, 0.0),)
-
-
-_sum_wide, _sum_narrow = fold_down(_add_wide), fold_down(_add_narrow)
 
 
 @inline

@@ -109,12 +109,9 @@ def line_head(out, n: int, stream: int) -> int:
 # --- the largest element ---------------------------------------------------------------------------------------------
 
 
-@inline
-def _larger(total, arrays, i: int, whole: bool, mask, numbers):
+@fold
+def _largest(total, arrays, i: int, whole: bool, mask, numbers):
     return (v.maximum(get_or(arrays[0], i, whole, mask, MINUS_INFINITY), total[0]),)
-
-
-_largest = fold(_larger)
 
 
 @inline

@@ -147,8 +147,8 @@ _add, _ = lse.PLAIN
 _, _add_below, _ = lse.PLAIN_BELOW
 
 
-@inline
-def _visit_exponential(sums, arrays, i: int, whole: bool, mask, scale):
+@fold
+def _add_exponentials(sums, arrays, i: int, whole: bool, mask, scale):
     x, e, ahead = arrays
     value, sums = _add(x, sums, get_or(x, i, whole, mask, MINUS_INFINITY), scale)
     v.prefetch(ahead, i)
@@ -156,8 +156,8 @@ def _visit_exponential(sums, arrays, i: int, whole: bool, mask, scale):
     return sums
 
 
-@inline
-def _visit_below(total, arrays, i: int, whole: bool, mask, numbers):
+@fold
+def _add_rest(total, arrays, i: int, whole: bool, mask, numbers):
     (sums, count), (x, ahead), (m, scale) = total, arrays, numbers
     value = get_or(x, i, whole, mask, MINUS_INFINITY)
     v.prefetch(ahead, i)
@@ -166,7 +166,6 @@ def _visit_below(total, arrays, i: int, whole: bool, mask, numbers):
 
 # The loop that sums a row's exponentials and stores them, and the loop that sums the exponentials of elements other
 # than m and counts those equal to m. Both prefetch the row `ahead`.
-_add_exponentials, _add_rest = fold(_visit_exponential), fold(_visit_below)
 
 
 @inline
