@@ -1,7 +1,7 @@
 """Reverse-mode differentiation of a graph: it turns the gradients of some values into those of earlier values."""
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 from onnx import TensorProto, helper
@@ -11,7 +11,7 @@ from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, copied, domain_of
 from opgrad.onnx.graph.nodes import captured, naming, outside, read_by, reads_values, rename, title
-from opgrad.onnx.rules.node import Declared, Gradients, Instead, Node, NoGradient, added_tensors
+from opgrad.onnx.rules.node import Declared, Instead, Node, NoGradient, added_tensors
 
 SUFFIX = "_grad"
 COMPUTES = (
@@ -38,28 +38,37 @@ class Backward:
         self.problems: list[str] = []
         self._parts: dict[str, list[Value]] = {}
         self._sums: dict[str, Value] = {}
-        self._reserved: dict[str, str] = {}
 
     def run(self, seeds: Mapping[str, Value]) -> dict[str, Value | None]:
-        """The gradients of the wanted values; None for a value that no differentiated value depends on.
+        """The gradients of the wanted values, named `<value>_grad`; None where no differentiated value depends on one.
 
         seeds: the gradients of the values that are differentiated.
         Raises NotImplementedError, which names all nodes without gradient.
         """
         # The bodies of loops are differentiated first, and must not take the names of the wanted gradients.
-        self._reserved = {name: name + SUFFIX for name in self.wanted if name + SUFFIX not in self.body.taken}
-        self.body.taken.update(self._reserved.values())
+        taken = self.body.taken
+        reserved = {name: name + SUFFIX for name in self.wanted if name + SUFFIX not in taken}
+        taken.update(reserved.values())
         self.walk(seeds)
         if self.problems:
-            raise NotImplementedError(problem_text(self.problems))
+            count = "one node has" if len(self.problems) == 1 else f"{len(self.problems)} nodes have"
+            raise NotImplementedError(f"gradients: {count} no gradient: {'; '.join(self.problems)}")
         found = {name: self.gradient(name) for name in self.wanted}
-        self._name()
+        made = {name for node in self.body.nodes for name in node.output}
+        names: dict[str, str] = {}
+        for source, value in self._sums.items():
+            if value.name in made and value.name not in names:
+                names[value.name] = reserved.pop(source, "") or self.body.free(source + SUFFIX)
+        taken.difference_update(reserved.values())
+        self.body.rename(names)
+        for value in self._sums.values():
+            value.name = names.get(value.name, value.name)
         return {name: self._sums.get(name) if found[name] is not None else None for name in self.wanted}
 
     def walk(self, seeds: Mapping[str, Value]) -> None:
         """Differentiate each node, from the last to the first, and collect the problems of all of them."""
         for name, value in seeds.items():
-            self._add(name, value)
+            self._parts.setdefault(name, []).append(value)
         for node in reversed(self.nodes):
             self._node(node)
         self.problems += [f"{title(node)}: {CUTS}" for node in cut_off(self.forward, seeds, self.reached)]
@@ -67,20 +76,19 @@ class Backward:
 
     def gradient(self, name: str) -> Value | None:
         """The gradient of a value: the sum of the gradients from all nodes that read it; None if there is none."""
-        if name not in self._sums and name in self._parts:
-            parts = self._parts[name]
-            self._sums[name] = parts[0] if len(parts) == 1 else self._sum(name, parts)
-        return self._sums.get(name)
-
-    def _sum(self, name: str, parts: Sequence[Value]) -> Value:
-        self.body.scope(f"AccumulateGrad_{name}{SUFFIX}")
-        if self.forward.sequence(name):
-            return functools.reduce(added_tensors, parts)
-        total = self.body.node("Sum", *parts)
-        return self.body.declare(total, parts[0].element_type or TensorProto.FLOAT, self.forward.sizes(name))
-
-    def _add(self, name: str, value: Value) -> None:
-        self._parts.setdefault(name, []).append(value)
+        parts = self._parts.get(name, [])
+        if name in self._sums or not parts:
+            return self._sums.get(name)
+        total = parts[0]
+        if len(parts) > 1:
+            self.body.scope(f"AccumulateGrad_{name}{SUFFIX}")
+            if self.forward.sequence(name):
+                total = functools.reduce(added_tensors, parts)
+            else:
+                dtype = parts[0].element_type or TensorProto.FLOAT
+                total = self.body.declare(self.body.node("Sum", *parts), dtype, self.forward.sizes(name))
+        self._sums[name] = total
+        return total
 
     def _node(self, proto: onnx.NodeProto) -> None:
         dys = [self.gradient(name) if name else None for name in proto.output]
@@ -93,7 +101,7 @@ class Backward:
         self.body.scope(f"{proto.name or proto.op_type}_Grad")
         node = Node(proto, self.forward, self.body, dys, places, _differentiate)
         for index, value in self._gradients(declared, node):
-            self._add(names[index], value)
+            self._parts.setdefault(names[index], []).append(value)
 
     def _gradients(self, declared: Declared, node: Node) -> list[tuple[int, Value]]:
         """The gradients of the needed inputs, by their places."""
@@ -102,13 +110,20 @@ class Backward:
             if read and not declared.integers:
                 raise NoGradient(COMPUTES)
             with naming(node.proto):
-                given = self._given(declared, node)
+                direct, given = declared.direct, None
+                if direct and node.needed.issubset(direct[0]):
+                    given = direct[1](node)
+                if given is None:
+                    given = self._recomputed(declared, node) if declared.recomputes else declared.rule(node)
             if given is None or isinstance(given, Value):
                 given = [given]
             found = [(index, given[index]) for index in sorted(node.needed) if index < len(given)]
             return [(index, node.declared(value, index)) for index, value in found if value is not None]
         except Instead as other:
-            self._replace(node.proto, other.nodes)
+            self.forward.substitute(node.proto, other.nodes)
+            self.reached.update(name for each in other.nodes for name in each.output)
+            for each in reversed(other.nodes):
+                self._node(each)
             return []
         except NoGradient as reason:
             self.problems.append(f"{title(node.proto)}: {reason}{hint(self.forward, node.proto)}")
@@ -116,25 +131,14 @@ class Backward:
             # nodes. `run` raises afterwards, so that no such value is ever used.
             return [(index, node.required(index)) for index in sorted(node.needed)]
 
-    def _given(self, declared: Declared, node: Node) -> Gradients:
-        """What the rule gives."""
-        if declared.direct and node.needed.issubset(declared.direct[0]):
-            found = declared.direct[1](node)
-            if found is not None:
-                return found
-        return self._recomputed(declared, node) if declared.recomputes else declared.rule(node)
-
-    def _replace(self, node: onnx.NodeProto, others: Sequence[onnx.NodeProto]) -> None:
-        """Differentiate other nodes in the place of a node."""
-        self.forward.substitute(node, others)
-        self.reached.update(name for each in others for name in each.output)
-        for each in reversed(others):
-            self._node(each)
-
     def _recomputed(self, declared: Declared, node: Node) -> list[Value | None]:
         """The gradients of all inputs, through the formula of the node, which is computed once more."""
         again, results = formula(declared, node, self.forward, self.body)
-        seeds = {name: self._seed(again, name, node.gradient(place)) for place, name in results.items()}
+        seeds = {name: node.gradient(place) for place, name in results.items()}
+        for name, dy in seeds.items():  # in the type in which the formula gives the result, which integers do not tell
+            kind = again.element_type(name)
+            if kind in FLOATS and kind != dy.element_type:
+                seeds[name] = dy.cast(kind)
         wanted = dict.fromkeys(node.proto.input[place] for place in sorted(node.needed))
         inner = Backward(again, self.body, seeds, wanted)
         before = len(self.body.nodes)
@@ -148,24 +152,6 @@ class Backward:
         first = {name: place for place, name in reversed(list(enumerate(names)))}
         return [inner.gradient(name) if first[name] == place else None for place, name in enumerate(names)]
 
-    def _seed(self, again: Graph, name: str, dy: Value) -> Value:
-        """The gradient of a result in the type in which the formula gives it, which integers do not tell."""
-        kind = again.element_type(name)
-        return dy.cast(kind) if kind in FLOATS and kind != dy.element_type else dy
-
-    def _name(self) -> None:
-        """Name each gradient after its value: `<value>_grad`."""
-        made = {name for node in self.body.nodes for name in node.output}
-        names: dict[str, str] = {}
-        for source, value in self._sums.items():
-            if value.name in made and value.name not in names:
-                names[value.name] = self._reserved.pop(source, "") or self.body.free(source + SUFFIX)
-        self.body.taken.difference_update(self._reserved.values())
-        self.body.rename(names)
-        for source, value in self._sums.items():
-            value.name = names.get(value.name, value.name)
-            self._sums[source] = value
-
 
 def _differentiate(
     forward: Graph, body: GraphBody, seeds: Mapping[str, Value], wanted: Sequence[str]
@@ -176,12 +162,6 @@ def _differentiate(
         return backward.run(seeds)
     except NotImplementedError:
         raise NoGradient(f"in its body, {'; '.join(backward.problems)}") from None
-
-
-def problem_text(problems: Collection[str]) -> str:
-    """One message for all nodes without gradient."""
-    count = "one node has" if len(problems) == 1 else f"{len(problems)} nodes have"
-    return f"gradients: {count} no gradient: {'; '.join(problems)}"
 
 
 # --- recomputation ----------------------------------------------------------------------------------------------------
@@ -204,38 +184,28 @@ def formula(declared: Declared, node: Node, forward: Graph, body: GraphBody) -> 
                 raise NoGradient(f"what is differentiated depends on its output {place}, which has no gradient")
             results[place] = value.apply("Identity").name
     inner.keep(results.values())
-    graph = helper.make_graph(inner.nodes, "formula", _inputs(inner, forward), [], inner.initializers)
+    own = {name for each in inner.nodes for name in each.output}
+    inputs = []
+    for name in sorted(read_by(inner.nodes) - own - {each.name for each in inner.initializers}):
+        kind = forward.element_type(name)
+        if kind is None:
+            raise NoGradient(f"the graph does not tell the type of {name!r}; declare it in the graph's value_info")
+        inputs.append(helper.make_tensor_value_info(name, kind, forward.sizes(name)))
+    graph = helper.make_graph(inner.nodes, "formula", inputs, [], inner.initializers)
     graph.output.extend(helper.make_empty_tensor_value_info(name) for name in results.values())
     model = helper.make_model(graph, opset_imports=forward.model.opset_import)
     wanted = {node.proto.input[place] for place in node.needed}
     expanded = expand(Graph(model, wanted), results.values(), wanted)
-    return _with_names_of(body, expanded, {name for each in inner.nodes for name in each.output}, wanted), results
-
-
-def _inputs(inner: GraphBody, forward: Graph) -> list[onnx.ValueInfoProto]:
-    """What the formula reads of the graph around it, as the inputs of its own graph."""
-    own = {name for node in inner.nodes for name in node.output} | {each.name for each in inner.initializers}
-    return [_declared(forward, name) for name in sorted(read_by(inner.nodes) - own)]
-
-
-def _declared(forward: Graph, name: str) -> onnx.ValueInfoProto:
-    kind = forward.element_type(name)
-    if kind is None:
-        raise NoGradient(f"the graph does not tell the type of {name!r}; declare it in the graph's value_info")
-    return helper.make_tensor_value_info(name, kind, forward.sizes(name))
-
-
-def _with_names_of(body: GraphBody, forward: Graph, known: set[str], wanted: set[str]) -> Graph:
-    """The same graph, in which the names that the expansion of functions made are new in `body`, too."""
-    model = forward.model
-    made = [name for node in model.graph.node for name in node.output if name and name not in known]
+    # The names that the expansion of functions made are new in `body`, too.
+    model = expanded.model
+    made = [name for each in model.graph.node for name in each.output if name and name not in own]
     names = {name: body.free(name) for name in made}
     if not names:
-        return forward
-    for node in model.graph.node:
-        rename(node, names)
+        return expanded, results
+    for each in model.graph.node:
+        rename(each, names)
     del model.graph.value_info[:]
-    return Graph(model, wanted)
+    return Graph(model, wanted), results
 
 
 # --- advice -----------------------------------------------------------------------------------------------------------
@@ -268,7 +238,12 @@ def _deciding(forward: Graph, name: str) -> Iterator[Axis]:
         if node is None:
             continue
         if not reads_values(node):
-            yield from _open(forward, node.input[0], _asked(forward, value))
+            # The axes whose sizes Gather nodes pick; None if all axes are read or the axes are not constant.
+            readers = [each for each in forward.graph.node if value in each.input]
+            picked = [forward.constant(each.input[1]) for each in readers if each.op_type == "Gather"]
+            known = [each for each in picked if each is not None]
+            asked = {int(axis) for each in known for axis in each.ravel()} if len(known) == len(readers) else None
+            yield from _open(forward, node.input[0], asked)
             continue
         for each in captured(node):
             if each not in seen:
@@ -276,33 +251,21 @@ def _deciding(forward: Graph, name: str) -> Iterator[Axis]:
                 waiting.append(each)
 
 
-def _asked(forward: Graph, shape: str) -> set[int] | None:
-    """The axes whose sizes Gather nodes pick from a shape; None if all axes are read or the axes are not constant."""
-    readers = [node for node in forward.graph.node if shape in node.input]
-    indices = [forward.constant(node.input[1]) for node in readers if node.op_type == "Gather"]
-    if len(indices) < len(readers) or any(each is None for each in indices):
-        return None
-    return {int(index) for each in indices if each is not None for index in each.ravel()}
-
-
 def _open(forward: Graph, name: str, asked: set[int] | None) -> Iterator[Axis]:
     """The axes of the graph's inputs that the open sizes of a value come from. asked: its axes that matter, or None."""
-    inputs = {each.name: each for each in forward.graph.input}
     sizes = forward.sizes(name)
     rank = len(sizes) if sizes is not None else 0
     axes = {axis % rank if rank else axis for axis in asked} if asked is not None else None
-    if name in inputs:
-        yield from _of_input(inputs[name], axes)
+    known: list[Axis] = [
+        (value.name, axis, size.dim_param)
+        for value in forward.graph.input
+        for axis, size in enumerate(value.type.tensor_type.shape.dim)
+        if not size.HasField("dim_value")
+    ]
+    if any(value.name == name for value in forward.graph.input):
+        yield from (each for each in known if each[0] == name and (axes is None or each[1] in axes))
         return
     symbols = {
         size for axis, size in enumerate(sizes or ()) if isinstance(size, str) and (axes is None or axis in axes)
     }
-    known = [each for value in inputs.values() for each in _of_input(value, None)]
-    named = [each for each in known if each[2] in symbols]
-    yield from named or known
-
-
-def _of_input(value: onnx.ValueInfoProto, axes: set[int] | None) -> Iterator[Axis]:
-    for axis, size in enumerate(value.type.tensor_type.shape.dim):
-        if not size.HasField("dim_value") and (axes is None or axis in axes):
-            yield value.name, axis, size.dim_param
+    yield from [each for each in known if each[2] in symbols] or known

@@ -74,24 +74,16 @@ def with_gradients(
     passes.tidy(graph)
     gradients_of = {name: each.name for name, each in outputs.items()}
     finished = Differentiated(graph, before, gradients_of).model(checkpoint_segments)
-    _keep_statistics(finished, given)
+    # In a training graph the running statistics are inputs that the caller keeps and each run updates. Here they are
+    # constants or the caller's arrays, which a run must not change: but for nodes that the model had already.
+    for node in all_nodes(finished.graph.node):
+        if node.op_type == UPDATING and node.domain == MICROSOFT and given.isdisjoint(node.output):
+            node.op_type = "BatchNormTraining"
     if not plain:
         return finished
     from opgrad.onnx.plain.lowering import lower
 
     return lower(finished)
-
-
-def _keep_statistics(model: onnx.ModelProto, given: set[str]) -> None:
-    """Replace batch normalizations in training mode by ones that do not write into their running statistics.
-
-    In a training graph the running statistics are inputs that the caller keeps and each run updates. Here they are
-    constants or the caller's arrays, and a run must not change them.
-    given: the results of the nodes that the model had already; these nodes stay as they are.
-    """
-    for node in all_nodes(model.graph.node):
-        if node.op_type == UPDATING and node.domain == MICROSOFT and given.isdisjoint(node.output):
-            node.op_type = "BatchNormTraining"
 
 
 def outlook(

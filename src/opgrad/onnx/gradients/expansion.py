@@ -14,7 +14,7 @@ from onnx import TensorProto, defs, helper, inliner
 
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, domain_of, free_name
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, domain_of, free_name, keep
 from opgrad.onnx.graph.nodes import all_nodes, naming, needed, outside, read_from_outside, rename, subgraphs
 from opgrad.onnx.graph.subgraphs import in_bodies, sequence_type
 from opgrad.onnx.rules.coverage import reason
@@ -64,27 +64,20 @@ def quantized(forward: Graph) -> set[str]:
     whose gradient is asked for.
     """
     if forward.quantized is None:
-        forward.quantized = found = {name for name in forward.variable if _is_integer(forward.element_type(name))}
+        floats = (None, TensorProto.BOOL, *FLOATS)
+        forward.quantized = found = {name for name in forward.variable if forward.element_type(name) not in floats}
         for node in forward.nodes():
             if node.op_type in QUANTIZING and domain_of(node) in ("", MICROSOFT):
                 found.add(node.output[0])
             elif node.op_type != DEQUANTIZING and (read := found.intersection(_differentiable(node))):
-                found.update(name for name in node.output if name and _is_quantized(forward, node, name, read))
+                # A float, a condition or an index does not. A result of unknown type, or a sequence, may hold them.
+                moved = rule_of(node).integers and node.op_type not in RETYPING
+                dtypes = {forward.element_type(each) for each in read}
+                for name in filter(None, node.output):
+                    kind = forward.element_type(name)
+                    if kind is None or (kind in dtypes if moved else kind not in floats):
+                        found.add(name)
     return forward.quantized
-
-
-def _is_integer(kind: int | None) -> bool:
-    return kind not in (None, TensorProto.BOOL, *FLOATS)
-
-
-def _is_quantized(forward: Graph, node: onnx.NodeProto, name: str, read: Collection[str]) -> bool:
-    """Whether a result of a node that reads quantized integers stands for floats, too.
-
-    A float, a condition or an index does not. A result of unknown type, or a sequence, may hold such integers.
-    """
-    kind = forward.element_type(name)
-    moved = rule_of(node).integers and node.op_type not in RETYPING
-    return kind is None or (kind in map(forward.element_type, read) if moved else _is_integer(kind))
 
 
 def cut_off(forward: Graph, of: Iterable[str], reached: Collection[str]) -> Iterator[onnx.NodeProto]:
@@ -156,11 +149,11 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     ruled = [key for key in own if key in RULES]
     if not own - set(ruled):
         return model
-    return inliner.inline_selected_functions(model, ruled, exclude=True) if ruled else _inlined(model)
-
-
-def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    return inliner.inline_local_functions(model)
+    return (
+        inliner.inline_selected_functions(model, ruled, exclude=True)
+        if ruled
+        else inliner.inline_local_functions(model)
+    )
 
 
 def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:
@@ -173,8 +166,12 @@ def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:
     taken = forward.taken  # the names of the graph and of those around it, and the prefixes of names of earlier rounds
     while True:
         nodes = paths(forward, of, wanted)
-        found = [(node, _replacement(forward, node, taken)) for node in nodes if node.output]
-        written = [(node, others) for node, others in found if others is not None]
+        written = []
+        for node in nodes:
+            others = _branch(forward, node, taken)
+            others = _decomposed(forward, node, taken) if others is None else others
+            if others is not None:
+                written.append((node, others))
         for node, others in written:
             forward.substitute(node, others)
         if written:
@@ -195,15 +192,6 @@ def _expand_body(forward: Graph) -> Graph:
     return expand(forward, outputs, [name for name in inputs if carries(forward, name)])
 
 
-def _replacement(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
-    """The nodes that replace a node; None if it stays."""
-    found = _branch(forward, node, taken)
-    return _decomposed(forward, node, taken) if found is None else found
-
-
-# --- functions of ONNX ---
-
-
 def _expand_functions(forward: Graph, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto | None:
     """The model with each of these nodes replaced by the body that ONNX defines; None if no node has a body."""
     functions: list[onnx.FunctionProto] = []
@@ -211,27 +199,22 @@ def _expand_functions(forward: Graph, nodes: Iterable[onnx.NodeProto]) -> onnx.M
         function = _function(forward, node)
         if function is not None:
             function.domain, function.name = DOMAIN, f"{node.op_type}_{len(functions)}"
-            _call(node, function)
+            node.op_type, node.domain = function.name, DOMAIN
+            keep(node.attribute, [each for each in node.attribute if each.name in function.attribute])
             functions.append(function)
     if not functions:
         return None
     before = forward.names()
     forward.model.functions.extend(functions)
     forward.model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    inlined = _inlined(forward.model)
-    _name_anew(inlined.graph, before, forward.taken)
-    kept = [each for each in inlined.opset_import if each.domain != DOMAIN]
-    del inlined.opset_import[:]
-    inlined.opset_import.extend(kept)
-    return inlined
-
-
-def _name_anew(graph: onnx.GraphProto, before: set[str], taken: set[str]) -> None:
-    """Rename the values of inserted bodies that graphs around this one, or beside it, have already."""
-    new = {name for node in all_nodes(graph.node) for name in node.output if name} - before
-    names = {name: free_name(name, taken) for name in sorted(new)}
-    for node in graph.node:
+    inlined = inliner.inline_local_functions(forward.model)
+    # Rename the values of inserted bodies that graphs around this one, or beside it, have already.
+    new = {name for node in all_nodes(inlined.graph.node) for name in node.output if name} - before
+    names = {name: free_name(name, forward.taken) for name in sorted(new)}
+    for node in inlined.graph.node:
         rename(node, names)
+    keep(inlined.opset_import, [each for each in inlined.opset_import if each.domain != DOMAIN])
+    return inlined
 
 
 def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None:
@@ -243,7 +226,11 @@ def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None
     except defs.SchemaError:
         return None
     if node.op_type == "SequenceMap":
-        _declare_results(forward, node)
+        (body,) = subgraphs(node)  # may not declare what it returns: onnx makes lists of these types for its loop
+        for name, value in zip(node.output, body.output, strict=False):
+            inside = forward.sequence(name)
+            if inside and value.type.WhichOneof("value") is None:
+                value.type.CopyFrom(helper.make_tensor_type_proto(inside, None))
     function = onnx.FunctionProto()
     versions = [each for each in schema.function_opset_versions if each <= forward.opset]
     if versions:
@@ -266,15 +253,6 @@ def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None
     return function
 
 
-def _declare_results(forward: Graph, node: onnx.NodeProto) -> None:
-    """Declare what a SequenceMap's body returns, where it does not: onnx makes lists of these types for its loop."""
-    (body,) = subgraphs(node)
-    for name, value in zip(node.output, body.output, strict=False):
-        inside = forward.sequence(name)
-        if inside and value.type.WhichOneof("value") is None:
-            value.type.CopyFrom(helper.make_tensor_type_proto(inside, None))
-
-
 def _type_bytes(forward: Graph, name: str) -> bytes:
     """The type of a value as a message, empty if it is not known or the value is missing."""
     kind = forward.element_type(name) if name else None
@@ -282,17 +260,6 @@ def _type_bytes(forward: Graph, name: str) -> bytes:
         return helper.make_tensor_type_proto(kind, forward.sizes(name)).SerializeToString()
     inside = forward.sequence(name) if name else None
     return sequence_type(inside, forward.sizes_in_sequence(name)).SerializeToString() if inside else b""
-
-
-def _call(node: onnx.NodeProto, function: onnx.FunctionProto) -> None:
-    """Let a node call a function, without the attributes that the function does not read."""
-    node.op_type, node.domain = function.name, DOMAIN
-    kept = [each for each in node.attribute if each.name in function.attribute]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-
-
-# --- branches ---
 
 
 def _branch(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:
@@ -314,9 +281,6 @@ def _branch(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.
         copy.name = renamed[tensor.name]
     results = zip(branch.output, node.output, strict=True)
     return nodes + [helper.make_node("Identity", [renamed.get(a.name, a.name)], [b]) for a, b in results if b]
-
-
-# --- decompositions ---
 
 
 def _decomposed(forward: Graph, node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto] | None:

@@ -62,7 +62,15 @@ def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") 
         entry.version = wanted
         align_functions(model, who)
     else:
-        _convert(model, entry.version, wanted, who)
+        version = entry.version
+        try:
+            if model.functions:
+                model.CopyFrom(inliner.inline_local_functions(model))
+            model.CopyFrom(converted(model, version, wanted))
+        except Exception as error:
+            raise NotImplementedError(
+                f"{who}: the model imports opset {version} of ai.onnx, and onnx cannot convert it to {wanted}: {error}"
+            ) from error
 
 
 def _means_the_same(nodes: Sequence[onnx.NodeProto], version: int, wanted: int) -> bool:
@@ -112,23 +120,11 @@ def align_functions(model: onnx.ModelProto, who: str) -> None:
         ) from None
 
 
-def _convert(model: onnx.ModelProto, version: int, wanted: int, who: str) -> None:
-    try:
-        if model.functions:
-            model.CopyFrom(inliner.inline_local_functions(model))
-        model.CopyFrom(converted(model, version, wanted))
-    except Exception as error:
-        raise NotImplementedError(
-            f"{who}: the model imports opset {version} of ai.onnx, and onnx cannot convert it to {wanted}: {error}"
-        ) from error
-
-
 # --- onnx's converter, with corrections of its faults ---
 
 
 UNKNOWN = "opgrad.unknown"  # the domain of operators that ONNX does not have, during the conversion
 RESIZE_CHANGED = BOUNDS_ARE_INPUTS = 11  # the opset with both changes
-TRAINING_IS_ATTRIBUTE = 14  # the first opset whose BatchNormalization has the attribute training_mode
 FILLED = ("Clip", "Pad")  # operators with attributes that became inputs, which have to be of the type of the data
 SAVED_STATISTICS = slice(3, 5)  # saved outputs of BatchNormalization, which it lost with opset 14
 
@@ -137,68 +133,38 @@ def converted(model: onnx.ModelProto, version: int, wanted: int) -> onnx.ModelPr
     """A model that imports opset `wanted` instead of `version`. Raises whatever the converter does."""
     draft = copied_without(model, "graph")
     draft.graph.CopyFrom(without_large(model.graph))
+    read = {name for node in draft.graph.node for name in node.input} | {each.name for each in draft.graph.output}
     for node in draft.graph.node:
         if node.domain in ("", "ai.onnx") and not defs.has(node.op_type, version, ""):
             node.domain = UNKNOWN
+        if node.op_type == "BatchNormalization" and not read.intersection(node.output[SAVED_STATISTICS]):
+            del node.output[SAVED_STATISTICS]  # which newer opsets lack
     draft.opset_import.append(helper.make_opsetid(UNKNOWN, 1))
-    _drop_saved_statistics(draft.graph)
     result = version_converter.convert_version(draft, wanted)
-    if version < RESIZE_CHANGED <= wanted:
-        _keep_resizing(result.graph)
+    graph = result.graph
     if version < BOUNDS_ARE_INPUTS <= wanted:
         _type_fillers(result)
-    if version < TRAINING_IS_ATTRIBUTE <= wanted:
-        _keep_training(result.graph)
-    _show_unknown(result)
+    constants = {each.name: each for each in graph.initializer}
+    constants |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+    for node in graph.node:
+        if node.op_type == "Resize" and version < RESIZE_CHANGED <= wanted:
+            # Upsample, and Resize of opset 10, align the edges of elements, not the centres.
+            scales = constants.get(node.input[2])
+            shrinks = scales is not None and (numpy_helper.to_array(scales) < 1).any()
+            modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "ceil" if shrinks else "floor"}
+            node.attribute.extend(helper.make_attribute(*each) for each in modes.items())
+        elif node.op_type == "BatchNormalization" and version < TRAINING_MODE_FROM <= wanted and len(node.output) > 1:
+            node.attribute.append(helper.make_attribute("training_mode", 1))  # which several outputs meant before
+        if node.domain == UNKNOWN:
+            node.domain = ""
+    keep(result.opset_import, [each for each in result.opset_import if each.domain != UNKNOWN])
     given = {each.name for each in model.graph.input}
-    keep(result.graph.input, [each for each in result.graph.input if each.name in given])
-    result.graph.initializer.extend(filter(is_large, model.graph.initializer))
+    keep(graph.input, [each for each in graph.input if each.name in given])
+    graph.initializer.extend(filter(is_large, model.graph.initializer))
     for name in ("functions", "metadata_props"):
         del getattr(result, name)[:]
         getattr(result, name).extend(getattr(model, name))
     return result
-
-
-# --- operators that ai.onnx does not have ---
-
-
-def _show_unknown(model: onnx.ModelProto) -> None:
-    for node in model.graph.node:
-        if node.domain == UNKNOWN:
-            node.domain = ""
-    kept = [each for each in model.opset_import if each.domain != UNKNOWN]
-    del model.opset_import[:]
-    model.opset_import.extend(kept)
-
-
-# --- what conversion changes ---
-
-
-def _drop_saved_statistics(graph: onnx.GraphProto) -> None:
-    """Remove the outputs of BatchNormalization that newer opsets lack, if no node reads them."""
-    read = {name for node in graph.node for name in node.input} | {each.name for each in graph.output}
-    for node in graph.node:
-        if node.op_type == "BatchNormalization" and not read.intersection(node.output[SAVED_STATISTICS]):
-            del node.output[SAVED_STATISTICS]
-
-
-def _keep_training(graph: onnx.GraphProto) -> None:
-    """Set training_mode for batch normalizations with several outputs, which meant training in older opsets."""
-    for node in graph.node:
-        if node.op_type == "BatchNormalization" and len(node.output) > 1:
-            node.attribute.append(helper.make_attribute("training_mode", 1))
-
-
-def _keep_resizing(graph: onnx.GraphProto) -> None:
-    """Keep the meaning of Upsample and of Resize of opset 10, which align the edges of elements, not the centres."""
-    constants = {each.name: each for each in graph.initializer}
-    constants |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
-    for node in graph.node:
-        if node.op_type == "Resize":
-            scales = constants.get(node.input[2])
-            shrinks = scales is not None and (numpy_helper.to_array(scales) < 1).any()
-            given = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "ceil" if shrinks else "floor"}
-            node.attribute.extend(helper.make_attribute(*each) for each in given.items())
 
 
 def _type_fillers(model: onnx.ModelProto) -> None:
@@ -248,7 +214,9 @@ def compute_in_float32(model: onnx.ModelProto, widened: Collection[str] = ()) ->
         if tensor.data_type in HALVES and size_of(tensor) == 1 and not uses_external_data(tensor):
             _widen_tensor(tensor)
     stored = [each.name for each in graph.initializer if each.data_type in HALVES]
-    stored += [each.name for each in graph.input if _is_half(each) and each.name not in stored]
+    stored += [
+        each.name for each in graph.input if each.type.tensor_type.elem_type in HALVES and each.name not in stored
+    ]
     _widen(each for each in graph.output if each.name not in stored)
     for node in graph.node:
         _of_node(node)
@@ -297,13 +265,9 @@ def is_half(dtype: "np.dtype[np.generic]") -> bool:
     return dtype.name in ("float16", "bfloat16")
 
 
-def _is_half(value: onnx.ValueInfoProto) -> bool:
-    return value.type.tensor_type.elem_type in HALVES
-
-
 def _widen(values: Iterable[onnx.ValueInfoProto]) -> None:
     for each in values:
-        if _is_half(each):
+        if each.type.tensor_type.elem_type in HALVES:
             each.type.tensor_type.elem_type = TensorProto.FLOAT
 
 
@@ -361,7 +325,10 @@ def freeze(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
         set_training_mode(node, 0, opset_of(model))
         lost |= {name: node.input[place] for name, place in zip(node.output[1:], STATISTICS, strict=False) if name}
         del node.output[1:]
-    _repeat(model.graph, lost)
+    graph = model.graph
+    read = {name for node in all_nodes(graph.node) for name in node.input} | {each.name for each in graph.output}
+    for name in (each for each in lost if each in read):
+        graph.node.insert(0, helper.make_node("Identity", [lost[name]], [name]))
 
 
 def set_training_mode(node: onnx.NodeProto, value: int, opset: int) -> None:
@@ -384,14 +351,6 @@ def evaluating(model: onnx.ModelProto) -> None:
     """Set all batch normalizations of an eval model to evaluation mode."""
     opset = opset_of(model)
     freeze(model, [node for node in batch_norms(model) if trains(node, opset)])
-
-
-def _repeat(graph: onnx.GraphProto, lost: dict[str, str]) -> None:
-    """Add Identity nodes for removed outputs that are still read. lost: for each such output the value to copy."""
-    read = {name for node in all_nodes(graph.node) for name in node.input} | {each.name for each in graph.output}
-    for name, source in lost.items():
-        if name in read:
-            graph.node.insert(0, helper.make_node("Identity", [source], [name]))
 
 
 def written_inputs(graph: onnx.GraphProto) -> set[str]:

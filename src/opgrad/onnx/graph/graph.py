@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TypeProto, helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper, shape_inference
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.base.locks import once
@@ -48,19 +48,6 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), kind)) if kind else None
 
 
-def is_exact(node: onnx.NodeProto, inputs: list[np.ndarray]) -> bool:
-    """Whether ONNX's reference evaluator and all runtimes give the same result."""
-    if node.op_type in ("Div", "Mod") and inputs[0].dtype.kind == "i":
-        return bool((inputs[1] > 0).all() and (inputs[0] >= 0).all())  # quotients below 0 are rounded differently
-    if node.op_type in ("Cast", "CastLike") and inputs[0].dtype.kind not in "iub" and not _casts_to_float(node):
-        return bool(np.isfinite(inputs[0].astype(np.float64)).all())  # the integer for NaN or infinity is not defined
-    return True
-
-
-def _casts_to_float(node: onnx.NodeProto) -> bool:
-    return any(each.name == "to" and each.i in FLOATS for each in node.attribute)
-
-
 def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: int) -> list[np.ndarray] | None:
     """The results of a single node of ai.onnx; None if they would take more bytes than `most`, or are not known.
 
@@ -68,8 +55,14 @@ def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: i
     """
     from onnx.reference import ReferenceEvaluator
 
-    if not is_exact(node, inputs):
-        return None
+    # ONNX's reference evaluator and all runtimes give the same result, but for these.
+    if node.op_type in ("Div", "Mod") and inputs[0].dtype.kind == "i":
+        if not (inputs[1] > 0).all() or not (inputs[0] >= 0).all():
+            return None  # quotients below 0 are rounded differently
+    elif node.op_type in ("Cast", "CastLike") and inputs[0].dtype.kind not in "iub":
+        to_float = any(each.name == "to" and each.i in FLOATS for each in node.attribute)
+        if not to_float and not np.isfinite(inputs[0].astype(np.float64)).all():
+            return None  # the integer for NaN or infinity is not defined
     names = [name for name in node.input if name]
     tensors = [numpy_helper.from_array(each, name) for name, each in zip(names, inputs, strict=True)]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
@@ -77,20 +70,17 @@ def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: i
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     try:
         inferred = [each.type.tensor_type for each in shape_inference.infer_shapes(model).graph.output]
-        if sum(map(_bytes, inferred)) > most:
+        for each in inferred:
+            sizes = known(sizes_in(each))
+            if sizes is None or not each.elem_type:
+                return None
+            most -= math.prod(sizes) * helper.tensor_dtype_to_np_dtype(each.elem_type).itemsize
+        if most < 0:
             return None
         with np.errstate(all="ignore"):
             return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, {})]
     except Exception:  # the node is wrong or the evaluator lacks the type; whatever runs the model reports an error
         return None
-
-
-def _bytes(declared: TypeProto.Tensor) -> float:
-    """The bytes of a tensor of this type; infinitely many if they are not known."""
-    sizes = known(sizes_in(declared))
-    if sizes is None or not declared.elem_type:
-        return math.inf
-    return math.prod(sizes) * helper.tensor_dtype_to_np_dtype(declared.elem_type).itemsize
 
 
 OVERRIDABLE_FROM = 4  # from this version of the format on an initializer is a constant unless it is an input, too
@@ -242,11 +232,7 @@ class Graph:
                 self._inferred.setdefault(value.name, copied(value.type.tensor_type))
         new = self.initializers.keys() - known.initializers.keys()
         self._inferred |= {name: type_of(self.initializers[name]) for name in new}
-        self.unsettle(new)
-
-    def unsettle(self, names: Iterable[str]) -> None:
-        """Infer the types of what nodes make of these values again, after the next `refresh`."""
-        self._settled.difference_update(*(node.output for name in names for node in self.readers.get(name, ())))
+        self._settled.difference_update(*(node.output for name in new for node in self.readers.get(name, ())))
         self._is_current = False
 
     def _known_shapes(self, types: Types, nodes: Iterable[onnx.NodeProto]) -> dict[str, np.ndarray]:
@@ -309,8 +295,13 @@ class Graph:
         return self._fold(node) if node.op_type in FOLDED else None
 
     def _fold(self, node: onnx.NodeProto) -> np.ndarray | None:
-        if node.op_type in ("Shape", "Size"):
-            return self._of_sizes(node)
+        if node.op_type == "Shape":
+            whole = self._shape(node)
+            return None if whole is None or whole.min(initial=0) < 0 else whole
+        if node.op_type == "Size":
+            sizes = known(self.sizes(node.input[0]))
+            count = math.inf if sizes is None else math.prod(sizes)
+            return np.array(count, np.int64) if count <= np.iinfo(np.int64).max else None
         found = [self.constant(name) if name else None for name in node.input]
         shape = self.producers.get(node.input[0]) if node.op_type in ("Gather", "Slice") and found[0] is None else None
         if shape is not None:
@@ -325,15 +316,6 @@ class Graph:
             return None  # it takes a size that is not known
         self._left -= sum(each.nbytes for each in results)
         return results[0]
-
-    def _of_sizes(self, node: onnx.NodeProto) -> np.ndarray | None:
-        """The result of a Shape or Size node if all sizes that it returns are known."""
-        if node.op_type == "Shape":
-            found = self._shape(node)
-            return None if found is None or found.min(initial=0) < 0 else found
-        sizes = known(self.sizes(node.input[0]))
-        count = math.inf if sizes is None else math.prod(sizes)
-        return np.array(count, np.int64) if count <= np.iinfo(np.int64).max else None
 
     def _shape(self, node: onnx.NodeProto) -> np.ndarray | None:
         """The result of a Shape node, with -1 for sizes that are not known; None for another node or an open rank."""
@@ -427,13 +409,10 @@ class Graph:
             if self.producers.get(name) is node:
                 del self.producers[name]
         for each in others:
-            self._enter(each, place)
-
-    def _enter(self, node: onnx.NodeProto, place: int) -> None:
-        self._places[id(node)] = place
-        self.producers.update({name: node for name in node.output if name})
-        for name in dict.fromkeys(captured(node)):
-            self.readers.setdefault(name, []).append(node)
+            self._places[id(each)] = place
+            self.producers.update({name: each for name in each.output if name})
+            for name in dict.fromkeys(captured(each)):
+                self.readers.setdefault(name, []).append(each)
 
     def alias(self, name: str, by: str) -> bool:
         """Let whatever reads one value read an equal one; False if a name that must stay forbids it.
@@ -468,11 +447,6 @@ class Graph:
         self._slots = [[node] for node in nodes]
         self.index()
 
-    def put_first(self, node: onnx.NodeProto) -> None:
-        """Put a node without inputs before all others; it is in the message after `write_nodes`."""
-        self._slots.insert(0, [node])
-        self.index()
-
     def declare_like(self, name: str, other: str) -> None:
         """Declare that an added value has the type and sizes of another one."""
         kind = self.element_type(other)
@@ -480,13 +454,6 @@ class Graph:
             self.declare(name, kind, self.sizes(other))
 
     # --- the model ---
-
-    def _info(self, name: str) -> onnx.ValueInfoProto | None:
-        kind = self.element_type(name)
-        if kind is not None:
-            return helper.make_tensor_value_info(name, kind, self.sizes(name))
-        kind, sizes = self.sequence(name), self.sizes_in_sequence(name)
-        return None if kind is None else helper.make_tensor_sequence_value_info(name, kind, sizes)
 
     def write_nodes(self) -> None:
         """Write the nodes into the model, but no types of values that were added."""
@@ -500,7 +467,13 @@ class Graph:
         graph = self.graph
         told = {each.name for each in (*graph.input, *graph.output)}
         made = [name for node in graph.node for name in node.output if name and name not in told]
-        infos = [info for name in made if (info := self._info(name)) is not None]
+        infos = []
+        for name in made:
+            kind, inside = self.element_type(name), self.sequence(name)
+            if kind is not None:
+                infos.append(helper.make_tensor_value_info(name, kind, self.sizes(name)))
+            elif inside is not None:
+                infos.append(helper.make_tensor_sequence_value_info(name, inside, self.sizes_in_sequence(name)))
         own = {each.name for each in infos}
         others = [copied(each) for each in graph.value_info if not each.type.HasField("tensor_type")]
         del graph.value_info[:]

@@ -65,14 +65,26 @@ def infer(model: onnx.ModelProto, constants: Constants) -> tuple[Types, Types]:
     first = found | own
     given = constants(first, model.graph.node)
     if given:
-        _give(stand_in, given)
+        # Nodes read constants in place of the shapes that other nodes compute.
+        names = {name: f"{LONG}constant.{name}" for name in given}
+        stand_in.graph.initializer.extend(numpy_helper.from_array(value, names[name]) for name, value in given.items())
+        for node in stand_in.graph.node:
+            rename_inputs(node, {name: names[name] for name in shapes_given(node) if name in names})
         first = _inferred(stand_in, False)[0] | own
     if ranks := more_ranks(model.graph.node, first):
         keep(stand_in.graph.value_info, [each for each in stand_in.graph.value_info if each.name not in ranks])
         values = (helper.make_value_info(name, TypeProto(tensor_type=each)) for name, each in ranks.items())
         stand_in.graph.value_info.extend(values)
         first = _inferred(stand_in, False)[0] | own
-    _hide(stand_in, {name: each for name, each in first.items() if _is_long(each)})
+    # In place of each long array nodes read a new input whose size is symbolic.
+    hidden = {}
+    for name, each in first.items():
+        if _is_long(each):
+            size = f"{LONG}{each.shape.dim[0].dim_value}"
+            hidden[name] = f"{size}.{name}"
+            stand_in.graph.input.append(helper.make_tensor_value_info(hidden[name], each.elem_type, [size]))
+    for node in stand_in.graph.node:
+        rename_inputs(node, hidden)
     try:
         second, made_up = _inferred(stand_in, True)
     except MemoryError:
@@ -80,8 +92,23 @@ def infer(model: onnx.ModelProto, constants: Constants) -> tuple[Types, Types]:
     for name, each in first.items():
         if name not in second or not second[name].HasField("shape"):
             forget_vague(each)  # onnx makes up names for unknown sizes; the second run uses them for other sizes
-    found = {**first, **{name: _merged(each, first.get(name)) for name, each in second.items()}, **own}
-    _forget([*found.values(), *sequences.values()], [*made_up.values(), *sequences.values()])
+    found = dict(first)
+    for name, each in second.items():
+        before = first.get(name, each)
+        others = before.shape.dim if len(before.shape.dim) == len(each.shape.dim) else each.shape.dim
+        for dim, other in zip(each.shape.dim, others, strict=True):
+            if dim.dim_param.startswith(LONG):
+                dim.dim_value = int(dim.dim_param.removeprefix(LONG))
+            elif other.HasField("dim_value"):  # which only the first run knew
+                dim.dim_value = other.dim_value
+        found[name] = each if each.HasField("shape") else before
+    found |= own
+    # Names that onnx made up for sizes of tensors in sequences, which need not be equal, are removed.
+    inside = (size.dim_param for each in (*made_up.values(), *sequences.values()) for size in each.shape.dim)
+    vague = {name for name in inside if VAGUE.fullmatch(name)} - {""}
+    for size in (size for each in (*found.values(), *sequences.values()) if vague for size in each.shape.dim):
+        if size.dim_param in vague:
+            size.Clear()
     return found, sequences
 
 
@@ -136,7 +163,10 @@ class Part:
         while waiting:
             for name in captured(waiting.pop()):
                 maker, known = makers.get(name), self.types.get(name)
-                if maker is not None and id(maker) not in chosen and known is not None and _may_be_shape(known):
+                if maker is None or id(maker) in chosen or known is None or known.elem_type not in INTEGERS:
+                    continue
+                has_axes = known.HasField("shape") and len(known.shape.dim) > 1
+                if not has_axes and not _is_long(known):
                     chosen.add(id(maker))
                     waiting.append(maker)
         return [node for node in self.order if id(node) in chosen]
@@ -161,23 +191,11 @@ class Part:
                 size.dim_param = size.dim_param.removeprefix(KNOWN)
             elif size.dim_param.startswith(MADE_UP):
                 if not names:
-                    numbers = [each.removeprefix(MADE_UP) for each in self._made_up()]
+                    before = (each.dim_param for known in self.types.values() for each in known.shape.dim)
+                    numbers = [each.removeprefix(MADE_UP) for each in before if each.startswith(MADE_UP)]
                     first = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
                 size.dim_param = names.setdefault(size.dim_param, f"{MADE_UP}{first + len(names)}")
         return set(names.values())
-
-    def _made_up(self) -> Iterator[str]:
-        sizes = (size.dim_param for each in self.types.values() for size in each.shape.dim)
-        return (size for size in sizes if size.startswith(MADE_UP))
-
-
-def _may_be_shape(known: TypeProto.Tensor) -> bool:
-    """Whether a value may hold sizes: integers, or a condition on them, with at most one axis that is not long."""
-    return (
-        known.elem_type in INTEGERS
-        and (not known.HasField("shape") or len(known.shape.dim) < 2)
-        and not _is_long(known)
-    )
 
 
 def _joined(before: TypeProto.Tensor, now: TypeProto.Tensor, new: Collection[str]) -> TypeProto.Tensor:
@@ -191,14 +209,6 @@ def _joined(before: TypeProto.Tensor, now: TypeProto.Tensor, new: Collection[str
         if not known and old.WhichOneof("value") is not None:
             size.CopyFrom(old)
     return now
-
-
-def _forget(types: Iterable[TypeProto.Tensor], of: Iterable[TypeProto.Tensor]) -> None:
-    """Remove the names that onnx made up for sizes in `of`, tensors of sequences that need not be equal, from types."""
-    names = {size.dim_param for each in of for size in each.shape.dim if VAGUE.fullmatch(size.dim_param)} - {""}
-    for size in (size for each in types if names for size in each.shape.dim):
-        if size.dim_param in names:
-            size.Clear()
 
 
 def _inferred(model: onnx.ModelProto, data_prop: bool) -> tuple[Types, Types]:
@@ -221,40 +231,6 @@ def _is_long(declared: TypeProto.Tensor) -> bool:
 def type_of(tensor: TensorProto) -> TypeProto.Tensor:
     """The type of a tensor."""
     return helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
-
-
-def _merged(found: TypeProto.Tensor, before: TypeProto.Tensor | None) -> TypeProto.Tensor:
-    """The second run's type of a value, with the symbolic sizes of long arrays as numbers again.
-
-    Sizes that only the first run knew are taken from it.
-    """
-    dims = before.shape.dim if before is not None and len(before.shape.dim) == len(found.shape.dim) else found.shape.dim
-    for dim, other in zip(found.shape.dim, dims, strict=True):
-        if dim.dim_param.startswith(LONG):
-            dim.dim_value = int(dim.dim_param.removeprefix(LONG))
-        elif other.HasField("dim_value"):
-            dim.dim_value = other.dim_value
-    return before if before is not None and not found.HasField("shape") else found
-
-
-def _give(model: onnx.ModelProto, constants: Mapping[str, np.ndarray]) -> None:
-    """Let nodes read constants in place of the shapes that other nodes compute."""
-    graph = model.graph
-    names = {name: f"{LONG}constant.{name}" for name in constants}
-    graph.initializer.extend(numpy_helper.from_array(value, names[name]) for name, value in constants.items())
-    for node in graph.node:
-        rename_inputs(node, {name: names[name] for name in shapes_given(node) if name in names})
-
-
-def _hide(model: onnx.ModelProto, long: Types) -> None:
-    """Let nodes read, in place of each long array, a new input whose size is symbolic."""
-    names = {}
-    for name, declared in long.items():
-        size = f"{LONG}{declared.shape.dim[0].dim_value}"
-        names[name] = f"{size}.{name}"
-        model.graph.input.append(helper.make_tensor_value_info(names[name], declared.elem_type, [size]))
-    for node in model.graph.node:
-        rename_inputs(node, names)
 
 
 def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -288,39 +264,33 @@ def more_ranks(nodes: Sequence[onnx.NodeProto], types: Mapping[str, TypeProto.Te
         known = found.get(name) or types.get(name)
         return len(known.shape.dim) if known is not None and known.HasField("shape") else None
 
+    def set_rank(name: str, size: int) -> None:
+        if name in types and rank(name) is None:
+            found[name] = helper.make_tensor_type_proto(types[name].elem_type, [None] * size).tensor_type
+
     for node in reversed(nodes):
         result = rank(node.output[0]) if node.output and not domain_of(node) else None
-        tree = node.output[-1] if node.op_type in TREES and node.domain == CLASSICAL else ""
-        if tree in types and rank(tree) is None:
-            found[tree] = _of_rank(types[tree], MATRIX)
-        for name, size in _operands(node, result, {name: rank(name) for name in node.input}):
-            if name in types and rank(name) is None:
-                found[name] = _of_rank(types[name], size)
+        if node.op_type in TREES and node.domain == CLASSICAL and node.output:
+            set_rank(node.output[-1], MATRIX)
+        if result is None:
+            continue
+        ranks = {name: rank(name) for name in node.input}
+        if facts_of(node).same_rank:
+            set_rank(node.input[0], result)
+        elif node.op_type == "Concat" or (node.op_type == "MatMul" and MATRIX in ranks.values()):
+            for name in node.input:
+                set_rank(name, result)
+        elif node.op_type == "Gemm":
+            for name in node.input[:2]:
+                set_rank(name, MATRIX)
+        elif node.op_type in BROADCASTING:
+            unknown = [name for name, known in ranks.items() if known is None]
+            if len(unknown) == 1 and all(other < result for other in ranks.values() if other is not None):
+                set_rank(unknown[0], result)  # the widest operand has the rank of the result
     return found
 
 
-def _of_rank(known: TypeProto.Tensor, size: int) -> TypeProto.Tensor:
-    return helper.make_tensor_type_proto(known.elem_type, [None] * size).tensor_type
-
-
-def _operands(node: onnx.NodeProto, result: int | None, ranks: Mapping[str, int | None]) -> Iterator[tuple[str, int]]:
-    """The operands of a node whose rank follows from that of its result. ranks: those of all operands."""
-    if result is None:
-        return
-    if facts_of(node).same_rank:
-        yield node.input[0], result
-    elif node.op_type == "Concat" or (node.op_type == "MatMul" and MATRIX in ranks.values()):
-        yield from ((name, result) for name in node.input)
-    elif node.op_type == "Gemm":
-        yield from ((name, MATRIX) for name in node.input[:2])
-    elif node.op_type in BROADCASTING:
-        unknown = [name for name in dict.fromkeys(node.input) if ranks[name] is None]
-        if len(unknown) == 1 and all(other < result for other in ranks.values() if other is not None):
-            yield unknown[0], result  # the widest operand has the rank of the result
-
-
-CONVOLUTION = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-WINDOW = (*CONVOLUTION, "ceil_mode")
+WINDOW = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides", "ceil_mode")
 Write = Callable[["Unknown"], Sequence[Value | None]]
 WRITTEN: dict[str, Write] = {}
 
@@ -333,82 +303,96 @@ class Unknown(NodeView):
         self.attributes, self.op = attributes_of(node), node.op_type
         self.inputs = [Value(self.body, name) if name else None for name in node.input]
 
+    def floats(self, *places: int) -> list[Value]:
+        """These inputs, as float32."""
+        return [self.required(place).cast(TensorProto.FLOAT) for place in places]
+
+    def number(self, name: str, default: Any = None) -> int:
+        """An attribute that is an integer."""
+        return int(self.attributes.get(name, default))
+
+    def heads(self, value: Value) -> Value:
+        """[N, L, heads * H] as [N, heads, L, H]."""
+        return value.reshape([0, 0, self.number("num_heads"), -1]).transpose(0, 2, 1, 3)
+
 
 # Registers the function that writes the stand-ins of these operators; it returns one value for each result.
 stand_in_for = registering(WRITTEN)
 
 
 def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The stand-ins of a node; the node itself if onnx knows the operator, or if there is no stand-in for it."""
+    """Operators of ai.onnx with the types and shapes of a node that onnx does not know; most compute other values.
+
+    The node itself if onnx knows the operator, or if there is no stand-in for it.
+    """
     known = facts_of(node)
     if any(each.name == "output_type" for each in node.attribute):
         return [node]
     if known.like:
         pairs = [(*node.input[b : b + 1], *node.output[a : a + 1]) for a, b in known.like.items()]
         return [helper.make_node("Identity", [pair[0]], [pair[1]]) for pair in pairs if len(pair) == 2 and all(pair)]
-    if known.becomes:
-        return [_renamed(node, known.becomes, opset)]
-    if domain_of(node) not in (MICROSOFT, CLASSICAL):
-        return [node]
-    if node.op_type not in WRITTEN:
+    if known.becomes and onnx.defs.has(known.becomes, opset):
+        schema: Any = onnx.defs.get_schema(known.becomes, opset)  # onnx's type stubs lack the members read below
+        inputs, outputs = node.input[: schema.max_input], node.output[: schema.max_output]
+        other = helper.make_node(known.becomes, inputs, outputs)
+        other.attribute.extend(each for each in node.attribute if each.name in schema.attributes)
+        return [other]
+    if known.becomes or domain_of(node) not in (MICROSOFT, CLASSICAL) or node.op_type not in WRITTEN:
         return [node]
     unknown = Unknown(node, opset)
     try:
         results = WRITTEN[node.op_type](unknown)
     except (LookupError, TypeError, ValueError):  # a required input or attribute is missing or has a wrong value
         return [node]
-    named_results = [(value, name) for value, name in zip(results, node.output, strict=False) if value and name]
-    return [
-        *unknown.body.nodes,
-        *(helper.make_node("Identity", [value.name], [name]) for value, name in named_results),
-    ]
+    named = [(value, name) for value, name in zip(results, node.output, strict=False) if value and name]
+    return [*unknown.body.nodes, *(helper.make_node("Identity", [value.name], [name]) for value, name in named)]
 
 
-def _renamed(node: onnx.NodeProto, op: str, opset: int) -> onnx.NodeProto:
-    """The node of another operator of ai.onnx, with as many inputs and outputs and the attributes that it has."""
-    if not onnx.defs.has(op, opset):
-        return node
-    schema: Any = onnx.defs.get_schema(op, opset)  # onnx's type stubs lack the members read below
-    other = helper.make_node(op, node.input[: schema.max_input], node.output[: schema.max_output])
-    other.attribute.extend(each for each in node.attribute if each.name in schema.attributes)
-    return other
+# --- stand-ins of single operators ---
 
 
-# --- of ai.onnx.ml ---
-
-
-stand_in_for("Scaler", "Normalizer")(lambda node: [node.required(0).cast(TensorProto.FLOAT)])
-
-
-@stand_in_for("LinearRegressor", "SVMRegressor")
-def _regression(node: Unknown) -> Sequence[Value]:
-    row = node.required(0).cast(TensorProto.FLOAT).mean(-1)
-    return [node.body.node("Concat", *[row] * int(node.attributes.get("targets", 1)), axis=-1)]
-
-
-# --- products ---
-
-
+stand_in_for("Scaler", "Normalizer")(lambda node: node.floats(0))
+stand_in_for("LinearRegressor", "SVMRegressor")(
+    lambda node: [node.body.concat(*[node.floats(0)[0].mean(-1)] * node.number("targets", 1), axis=-1)]
+)
 stand_in_for("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation")(lambda node: [fused_product(node)])
-
-
-@stand_in_for("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
-def _of_integers(node: Unknown) -> Sequence[Value]:
-    a, b = (node.required(place).cast(TensorProto.FLOAT) for place in (0, 1))
-    return [node.body.node("MatMul", a, b)]
+stand_in_for("DynamicQuantizeMatMul", "MatMulIntegerToFloat")(
+    lambda node: [node.body.node("MatMul", *node.floats(0, 1))]
+)
+stand_in_for("QLinearAdd", "QLinearMul")(lambda node: [node.required(0) + node.required(3)])
+stand_in_for("BiasSplitGelu")(lambda node: node.required(0).split(2, -1)[:1])
+stand_in_for("SwiGLU")(
+    lambda node: [node.required(0) if node.input(1) is not None else node.required(0).split(2, -1)[0]]
+)
+stand_in_for("GatedDeltaNet")(lambda node: [node.required(2), node.input(6)])
+stand_in_for("CDist")(lambda node: [node.body.node("MatMul", node.required(0), node.required(1).transpose(1, 0))])
+stand_in_for("TorchEmbedding")(lambda node: [node.body.node("Gather", node.required(0), node.required(1))])
+stand_in_for("QLinearWhere")(
+    lambda node: [node.body.node("Where", node.required(0), node.required(1), node.required(4))]
+)
+stand_in_for("ExpandDims")(
+    lambda node: [node.body.node("Unsqueeze", node.required(0), node.required(1).cast(TensorProto.INT64).reshape([1]))]
+)
+stand_in_for("QLinearConcat")(
+    lambda node: [
+        node.body.concat(*map(node.required, range(2, len(node.inputs), 3)), axis=int(node.attributes["axis"]))
+    ]
+)
+stand_in_for("DropoutTraining")(
+    lambda node: [node.required(0).apply("Identity"), node.required(0).equals(node.required(0))]
+)
 
 
 @stand_in_for("MatMulNBits", "MatMulBnb4", "MatMulFpQ4")
 def _packed_product(node: Unknown) -> Sequence[Value]:
-    x, sizes = node.required(0), [int(node.attributes[name]) for name in ("K", "N")]
+    x, sizes = node.required(0), [node.number(name) for name in ("K", "N")]
     return [node.body.node("MatMul", x, node.body.node("ConstantOfShape", node.body.ints(sizes)).like(x))]
 
 
 @stand_in_for("LinearCrossEntropyLoss", "LinearCrossEntropyLossAndGrad")
 def _loss_of_tokens(node: Unknown) -> Sequence[Value]:
-    x = node.required(0)
     each = node.attributes.get("reduction", b"mean") in (b"none", "none")
-    return [node.required(2).cast(TensorProto.FLOAT) if each else node.body.constant(np.zeros((), np.float32)), x]
+    return [node.floats(2)[0] if each else node.body.constant(np.zeros((), np.float32)), node.required(0)]
 
 
 @stand_in_for("CropAndResize")
@@ -421,9 +405,8 @@ def _cropped(node: Unknown) -> Sequence[Value]:
 
 @stand_in_for("QGemm")
 def _quantized_gemm(node: Unknown) -> Sequence[Value]:
-    a, b = (node.required(place).cast(TensorProto.FLOAT) for place in (0, 3))
-    flags = {name: int(node.attributes.get(name, 0)) for name in ("transA", "transB")}
-    y, zero = node.body.node("Gemm", a, b, **flags), node.input(8)
+    flags = {name: node.number(name, 0) for name in ("transA", "transB")}
+    y, zero = node.body.node("Gemm", *node.floats(0, 3), **flags), node.input(8)
     return [y if zero is None else y.like(zero)]
 
 
@@ -436,73 +419,33 @@ def _experts_of_rows(node: Unknown) -> Sequence[Value]:
 
 @stand_in_for("HyperConnectionPreMix")
 def _one_branch(node: Unknown) -> Sequence[Value]:
-    x, count = node.required(0), int(node.attributes.get("num_branches", 0))
+    x, count = node.required(0), node.number("num_branches", 0)
     return [x.split(count, -1)[0] if count else x.along("ReduceSum", [-2], keepdims=0)]
-
-
-@stand_in_for("SwiGLU")
-def _gated(node: Unknown) -> Sequence[Value]:
-    return [node.required(0) if node.input(1) is not None else node.required(0).split(2, -1)[0]]
-
-
-stand_in_for("QLinearAdd", "QLinearMul")(lambda node: [node.required(0) + node.required(3)])
-stand_in_for("BiasSplitGelu")(lambda node: node.required(0).split(2, -1)[:1])
 
 
 @stand_in_for("GatherBlockQuantized")
 def _rows_of_blocks(node: Unknown) -> Sequence[Value]:
     """The scales of the chosen rows, once for each number of a block."""
     scales = node.body.node("Gather", node.required(2), node.required(1))
-    return [node.body.concat(*[scales] * int(node.attributes.get("block_size", 128)), axis=-1)]
-
-
-stand_in_for("GatedDeltaNet")(lambda node: [node.required(2), node.input(6)])
+    return [node.body.concat(*[scales] * node.number("block_size", 128), axis=-1)]
 
 
 @stand_in_for("LinearAttention")
 def _linear_attention(node: Unknown) -> Sequence[Value | None]:
     """The value, once for each query that shares its head, and the state of the past."""
-    queries, keys = (int(node.attributes[name]) for name in ("q_num_heads", "kv_num_heads"))
-    return [node.body.concat(*[node.required(2)] * max(queries // keys, 1), axis=-1), node.input(3)]
-
-
-# --- several tensors, and axes ---
-
-
-@stand_in_for("QLinearConcat")
-def _concatenated(node: Unknown) -> Sequence[Value]:
-    parts = [node.required(place) for place in range(2, len(node.inputs), 3)]
-    return [node.body.concat(*parts, axis=int(node.attributes["axis"]))]
-
-
-@stand_in_for("QLinearWhere")
-def _chosen(node: Unknown) -> Sequence[Value]:
-    return [node.body.node("Where", node.required(0), node.required(1), node.required(4))]
-
-
-@stand_in_for("ExpandDims")
-def _with_axis(node: Unknown) -> Sequence[Value]:
-    axis = node.required(1).cast(TensorProto.INT64).reshape([1])
-    return [node.body.node("Unsqueeze", node.required(0), axis)]
-
-
-stand_in_for("CDist")(lambda node: [node.body.node("MatMul", node.required(0), node.required(1).transpose(1, 0))])
+    shared = node.number("q_num_heads") // node.number("kv_num_heads")
+    return [node.body.concat(*[node.required(2)] * max(shared, 1), axis=-1), node.input(3)]
 
 
 @stand_in_for("DynamicQuantizeLSTM")
 def _quantized_layer(node: Unknown) -> Sequence[Value]:
-    names = ("direction", "hidden_size")
-    given = {name: node.attributes[name] for name in names if name in node.attributes}
-    weights = [node.required(place).cast(TensorProto.FLOAT).transpose(0, 2, 1) for place in (1, 2)]
-    return node.body.nodes_of("LSTM", 3, node.required(0), *weights, **given)
-
-
-# --- images ---
+    weights = [each.transpose(0, 2, 1) for each in node.floats(1, 2)]
+    return node.body.nodes_of("LSTM", 3, node.required(0), *weights, **node.given("direction", "hidden_size"))
 
 
 @stand_in_for("QLinearConv")
 def _convolved(node: Unknown) -> Sequence[Value]:
-    x, w = (node.required(place).cast(TensorProto.FLOAT) for place in (0, 3))
+    x, w = node.floats(0, 3)
     return [_of_images(node, x, "Conv", w).like(node.required(7))]
 
 
@@ -513,53 +456,40 @@ def _convolved_images(node: Unknown) -> Sequence[Value]:
 
 @stand_in_for("QLinearAveragePool", "QLinearGlobalAveragePool", "NhwcMaxPool")
 def _pooled(node: Unknown) -> Sequence[Value]:
-    x, op = node.required(0), node.op.removeprefix("QLinear").removeprefix("Nhwc")
-    return [_of_images(node, x.cast(TensorProto.FLOAT), op, last=int(op == "MaxPool")).like(x)]
+    op = node.op.removeprefix("QLinear").removeprefix("Nhwc")
+    return [_of_images(node, node.floats(0)[0], op, last=int(op == "MaxPool")).like(node.required(0))]
 
 
 def _of_images(node: Unknown, x: Value, op: str, *others: Value, last: int = 0) -> Value:
     """A convolution or pooling. Where the channels are the last axis, images have two axes beside them."""
-    given = {name: value for name, value in node.attributes.items() if name in WINDOW}
+    given = node.given(*WINDOW)
     if not (last or node.attributes.get("channels_last", 0)):
         return node.body.node(op, x, *others, **given)
-    y = node.body.node(op, x.transpose(0, 3, 1, 2), *others, **given)
-    return y.transpose(0, 2, 3, 1)
+    return node.body.node(op, x.transpose(0, 3, 1, 2), *others, **given).transpose(0, 2, 3, 1)
 
 
-stand_in_for("TorchEmbedding")(lambda node: [node.body.node("Gather", node.required(0), node.required(1))])
-
-
-@stand_in_for("EmbedLayerNormalization")
+@stand_in_for("EmbedLayerNormalization", "QEmbedLayerNormalization")
 def _embedding(node: Unknown) -> Sequence[Value]:
     """The rows of the tables, one length for each row of tokens, and the rows again."""
-    rows, lengths = _looked_up(node)
-    return [rows, lengths, rows]
-
-
-@stand_in_for("QEmbedLayerNormalization")
-def _quantized_embedding(node: Unknown) -> Sequence[Value]:
-    rows, lengths = _looked_up(node)
-    return [rows.cast(TensorProto.FLOAT), lengths]
-
-
-def _looked_up(node: Unknown) -> tuple[Value, Value]:
     tokens = node.required(0)
     lengths = tokens.along("ReduceMax", [1], keepdims=0).cast(TensorProto.INT32)
-    return node.body.node("Gather", node.required(2), tokens), lengths
+    rows = node.body.node("Gather", node.required(2), tokens)
+    return [rows.cast(TensorProto.FLOAT), lengths] if node.op.startswith("Q") else [rows, lengths, rows]
 
 
-# --- attention ---
-
-
-@stand_in_for("Attention")
+@stand_in_for("Attention", "PackedAttention", "QAttention")
 def _attention(node: Unknown) -> Sequence[Value | None]:
     """The last third of x @ weights, and the keys and values of each head, appended to those of the past."""
-    value = _value_part(node, node.required(0), node.required(1))
-    heads, past = _heads(node, value).unsqueeze(0), node.input(4)
-    present = node.body.concat(heads, heads, axis=0)
+    body, widths = node.body, node.attributes.get("qkv_hidden_sizes")
+    packed = body.node("MatMul", *(node.floats(0, 1) if node.op == "QAttention" else map(node.required, (0, 1))))
+    value = packed.slice(sum(widths[:2]), sum(widths), -1) if widths else packed.split(3, -1)[2]
+    if node.op != "Attention":
+        return [value]
+    heads, past = node.heads(value).unsqueeze(0), node.input(4)
+    present = body.concat(heads, heads, axis=0)
     if past is not None:
         shared = node.attributes.get("past_present_share_buffer", 0)
-        present = past if shared else node.body.concat(past, present, axis=3)
+        present = past if shared else body.concat(past, present, axis=3)
     return [value, present]
 
 
@@ -575,30 +505,6 @@ def _attention_in_tiles(node: Unknown) -> Sequence[Value | None]:
     return [rows + v.slice(0, 1, 1).slice(0, 1, 2), lse.squeeze(3)]
 
 
-@stand_in_for("DropoutTraining")
-def _dropout(node: Unknown) -> Sequence[Value]:
-    x = node.required(0)
-    return [x.apply("Identity"), x.equals(x)]
-
-
-stand_in_for("PackedAttention")(lambda node: [_value_part(node, node.required(0), node.required(1))])
-
-
-@stand_in_for("QAttention")
-def _quantized_attention(node: Unknown) -> Sequence[Value]:
-    return [_value_part(node, *(node.required(place).cast(TensorProto.FLOAT) for place in (0, 1)))]
-
-
-def _value_part(node: Unknown, x: Value, weights: Value) -> Value:
-    packed, widths = node.body.node("MatMul", x, weights), node.attributes.get("qkv_hidden_sizes")
-    return packed.slice(sum(widths[:2]), sum(widths), -1) if widths else packed.split(3, -1)[2]
-
-
-def _heads(node: Unknown, value: Value) -> Value:
-    """[N, L, heads * H] as [N, heads, L, H]."""
-    return value.reshape([0, 0, int(node.attributes["num_heads"]), -1]).transpose(0, 2, 1, 3)
-
-
 @stand_in_for("MultiHeadAttention")
 def _heads_attention(node: Unknown) -> Sequence[Value | None]:
     """q @ (k.T @ v), which has the shape of the attention's result, and the keys and values of each head."""
@@ -608,12 +514,8 @@ def _heads_attention(node: Unknown) -> Sequence[Value | None]:
     if v is None:  # k holds both, [N, L, heads, 2, H]
         return [q]
     y = body.node("MatMul", q, body.node("MatMul", k.transpose(0, 2, 1), v))
-    presents = [_heads(node, each) for each in (k, v)]
-    pasts = [node.input(place) for place in (6, 7)]
-    return [
-        y,
-        *(a if b is None else body.concat(b, a, axis=2) for a, b in zip(presents, pasts, strict=True)),
-    ]
+    pairs = zip((node.heads(k), node.heads(v)), (node.input(6), node.input(7)), strict=True)
+    return [y, *(now if past is None else body.concat(past, now, axis=2) for now, past in pairs)]
 
 
 @stand_in_for("GroupQueryAttention", "SparseAttention")
@@ -622,6 +524,6 @@ def _grouped_attention(node: Unknown) -> Sequence[Value]:
     q = node.required(0)
     if node.input(1) is not None:
         return [q]
-    heads, keys = (int(node.attributes[name]) for name in ("num_heads", "kv_num_heads"))
+    heads, keys = node.number("num_heads"), node.number("kv_num_heads")
     parts = q.reshape([0, 0, heads + 2 * keys, -1])
     return [parts.slice(0, heads, 2).reshape([0, 0, -1])]

@@ -83,7 +83,12 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
     name = name_of(source)
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(source if isinstance(source, bytes) else _content(Path(source), who))
+        if not isinstance(source, bytes):
+            path = Path(source)
+            if not path.exists() and not (finish_interrupted(path.parent) and path.exists()):
+                raise FileNotFoundError(f"{who}: there is no file {path}")
+            content = read_regular(path, f"{who}: {path}")
+        model.ParseFromString(source if isinstance(source, bytes) else content)
     except (DecodeError, UnicodeDecodeError):
         raise ValueError(f"{who}: {name} is no ONNX model, or damaged") from None
     check_model(model, f"{who}: {name}")
@@ -104,16 +109,13 @@ def check_model(model: onnx.ModelProto, what: str) -> None:
 
     what: the caller and the model's name, for messages.
     """
+    imports = chain(model.opset_import, *(each.opset_import for each in model.functions))
+    of_imports = (f"it imports opset {each.version}" for each in imports if not 0 <= each.version < MOST_OPSET)
     faults = chain(map(_fault, _messages(model)), faults_of_nodes(model.graph, model.opset_import))
     inside = chain.from_iterable(faults_of_nodes(each, each.opset_import) for each in model.functions)
-    fault = next(filter(None, chain(_faults_of_imports(model), faults, _faults_of_calls(model), inside)), None)
+    fault = next(filter(None, chain(of_imports, faults, _faults_of_calls(model), inside)), None)
     if fault:
         raise ValueError(f"{what} is damaged, {fault}")
-
-
-def _faults_of_imports(model: onnx.ModelProto) -> Iterator[str]:
-    imports = chain(model.opset_import, *(each.opset_import for each in model.functions))
-    return (f"it imports opset {each.version}" for each in imports if not 0 <= each.version < MOST_OPSET)
 
 
 def _faults_of_calls(model: onnx.ModelProto) -> Iterator[str]:
@@ -144,15 +146,6 @@ def _key(node: onnx.NodeProto) -> tuple[str, str]:
 def name_of(source: Source) -> str:
     """The name of a model in messages."""
     return "the model" if isinstance(source, bytes) else os.fspath(source)
-
-
-def _content(path: Path, who: str) -> bytes:
-    if not path.exists() and not (finish_interrupted(path.parent) and path.exists()):
-        raise FileNotFoundError(f"{who}: there is no file {path}")
-    return read_regular(path, f"{who}: {path}")
-
-
-# --- what is wrong with a message ------------------------------------------------------------------------------------
 
 
 def _messages(message: Any) -> Iterator[Any]:
@@ -194,11 +187,8 @@ def _fault_of_tensor(tensor: TensorProto) -> str | None:
         return f"the tensor {tensor.name!r} has the unknown element type {tensor.data_type}"
     if min(tensor.dims, default=0) < 0:
         return f"the tensor {tensor.name!r} has shape {tuple(tensor.dims)}"
-    return None if uses_external_data(tensor) else _fault_of_values(tensor)
-
-
-def _fault_of_values(tensor: TensorProto) -> str | None:
-    """What is wrong with the number of values of a tensor that has them in itself."""
+    if uses_external_data(tensor):
+        return None
     count, raw, width = size_of(tensor), tensor.HasField("raw_data"), WIDTHS.get(tensor.data_type)
     lists = [len(getattr(tensor, name)) for name in LISTS]
     if count and not raw and not any(lists):
@@ -207,9 +197,6 @@ def _fault_of_values(tensor: TensorProto) -> str | None:
         return None
     found = len(tensor.raw_data) / width if raw else sum(lists) / (2 if tensor.data_type in COMPLEX else 1)
     return None if found == count else f"the tensor {tensor.name!r} has {found:g} values, expected {count}"
-
-
-# --- tensors in other files ------------------------------------------------------------------------------------------
 
 
 def read_outside(
@@ -269,38 +256,25 @@ def mend(model: onnx.ModelProto) -> None:
         given = {each.name for each in node.attribute}
         found = defaults.get((domain_of(node), node.op_type, node.overload), ())
         node.attribute.extend(each for each in found if each.name not in given)
-    _count_by_scalars(model)
-    for graph in _graphs(model.graph):
+    # A Loop's body gets its iteration as a scalar, of which it makes the shape that it declares: onnx infers a scalar
+    # whatever is declared, and onnxruntime gives what is declared, [1] of torch's older exporter.
+    taken = set[str]()
+    for body in [body for node in model_nodes(model) if node.op_type == "Loop" for body in subgraphs(node)]:
+        counter = next(iter(body.input), None)
+        if counter is None or not counter.type.tensor_type.shape.dim:
+            continue
+        taken = taken or names_in(model.graph)
+        shape = free_name(f"{counter.name}_shape", taken)
+        name, counter.name = counter.name, free_name(f"{counter.name}_scalar", taken)
+        del counter.type.tensor_type.shape.dim[:]
+        body.initializer.append(helper.make_tensor(shape, TensorProto.INT64, [1], [1]))
+        body.node.insert(0, helper.make_node("Reshape", [counter.name, shape], [name]))
+    for graph in chain([model.graph], (each for node in all_nodes(model.graph.node) for each in subgraphs(node))):
         _sort(graph)
         for value in (*graph.input, *graph.output, *graph.value_info):
             for size in value.type.tensor_type.shape.dim:
                 if size.dim_value < 0:
                     size.Clear()
-
-
-def _count_by_scalars(model: onnx.ModelProto) -> None:
-    """Let a Loop's body get its iteration as a scalar, of which it makes the shape that it declares.
-
-    onnx infers a scalar whatever is declared, and onnxruntime gives what is declared, [1] of torch's older exporter.
-    """
-    taken = set[str]()
-    for loop in (node for node in model_nodes(model) if node.op_type == "Loop"):
-        for body in subgraphs(loop):
-            counter = next(iter(body.input), None)
-            if counter is None or not counter.type.tensor_type.shape.dim:
-                continue
-            taken = taken or names_in(model.graph)
-            shape = free_name(f"{counter.name}_shape", taken)
-            name, counter.name = counter.name, free_name(f"{counter.name}_scalar", taken)
-            del counter.type.tensor_type.shape.dim[:]
-            body.initializer.append(helper.make_tensor(shape, TensorProto.INT64, [1], [1]))
-            body.node.insert(0, helper.make_node("Reshape", [counter.name, shape], [name]))
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in all_nodes(graph.node):
-        yield from subgraphs(node)
 
 
 def _sort(graph: onnx.GraphProto) -> None:
@@ -384,23 +358,18 @@ def time_first(model: onnx.ModelProto) -> None:
     if not any(map(_is_batch_first, model_nodes(model))):
         return
     taken = names_in(model.graph).union(*(set(node.input) | set(node.output) for node in model_nodes(model)))
-    for nodes in reversed(list(_lists(model))):
+    lists: list[Any] = []  # of nodes, outer ones first
+    for owner in (model.graph, *model.functions):
+        lists.append(owner.node)
+        lists += [graph.node for node in all_nodes(owner.node) for graph in subgraphs(node)]
+    for nodes in reversed(lists):
         if any(map(_is_batch_first, nodes)):
             keep(nodes, [new for node in nodes for new in (_written(node, taken) if _is_batch_first(node) else [node])])
 
 
-def _lists(model: onnx.ModelProto) -> Iterator[Any]:
-    """The repeated fields with the nodes of a model, of its functions and of all subgraphs, outer ones first."""
-    for owner in (model.graph, *model.functions):
-        yield owner.node
-        for node in all_nodes(owner.node):
-            yield from (graph.node for graph in subgraphs(node))
-
-
 def _is_batch_first(node: onnx.NodeProto) -> bool:
-    if node.op_type not in LAYERS or domain_of(node):
-        return False
-    return any(each.name == "layout" and each.i for each in node.attribute)
+    is_layer = node.op_type in LAYERS and not domain_of(node)
+    return is_layer and any(each.name == "layout" and each.i for each in node.attribute)
 
 
 def _written(node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto]:
@@ -435,7 +404,11 @@ def check_sizes(model: onnx.ModelProto, who: str) -> bool:
         graph.sizes("")
     except ValueError:  # its types contradict each other; whatever runs the model reports an error
         return False
-    held = sum(size_of(each) * _width(each.data_type) for each in model.graph.initializer)
+
+    def width(dtype: int) -> int:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(dtype)).itemsize if dtype else 1
+
+    held = sum(size_of(each) * width(each.data_type) for each in model.graph.initializer)
     held += sum(each.ByteSize() for each in graph.nodes() if each.op_type == "Constant")
     constants = set(graph.initializers) - overridable(model)
     called = {(each.domain, each.name) for each in model.functions}
@@ -445,15 +418,17 @@ def check_sizes(model: onnx.ModelProto, who: str) -> bool:
         room = -math.inf
     for node in graph.nodes():
         fixed = constants.issuperset(captured(node))
-        if (fixed and (node.domain, node.op_type) in called) or _has_inner_constants(node, constants):
+        if (fixed and (node.domain, node.op_type) in called) or _has_constants_inside(node, constants):
             room = -math.inf
         for name in filter(None, node.output if node.op_type != "Constant" else ()):
-            size, limit = _bytes(graph, name), most if fixed else free
-            if size is not None and size > limit:
+            sizes, limit = graph.sizes(name), most if fixed else free
+            numbers = [size for size in sizes or () if isinstance(size, int)]
+            size = math.prod(numbers) * width(graph.element_type(name) or 0)  # at least so many bytes
+            if sizes is not None and size > limit:
                 of = " from constants" if fixed else ""
                 raise ValueError(f"{who}: {title(node)} computes {size} bytes{of}, expected at most {int(limit)}")
             if fixed:
-                room -= size if size is not None and _is_whole(graph, name) else math.inf
+                room -= size if sizes is not None and len(numbers) == len(sizes) else math.inf
         constants.update(node.output if fixed else ())
     return room >= 0
 
@@ -464,31 +439,10 @@ def _has_constants(nodes: Iterable[onnx.NodeProto], constants: set[str]) -> bool
     for node in nodes:
         if node.op_type == "Constant":
             known.update(node.output)
-        elif known.issuperset(captured(node)) or _has_inner_constants(node, known):
+        elif known.issuperset(captured(node)) or _has_constants_inside(node, known):
             return True
     return False
 
 
-def _has_inner_constants(node: onnx.NodeProto, constants: set[str]) -> bool:
-    """The same of the graphs of a node."""
-    return any(
-        _has_constants(each.node, constants | {tensor.name for tensor in each.initializer}) for each in subgraphs(node)
-    )
-
-
-def _width(kind: int) -> int:
-    """The bytes of an element, of an unknown type 1."""
-    return np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize if kind else 1
-
-
-def _bytes(graph: Graph, name: str) -> int | None:
-    """The least bytes of a value; None if not even its rank is known."""
-    sizes = graph.sizes(name)
-    if sizes is None:
-        return None
-    return math.prod(size for size in sizes if isinstance(size, int)) * _width(graph.element_type(name) or 0)
-
-
-def _is_whole(graph: Graph, name: str) -> bool:
-    """Whether all sizes of a value are known."""
-    return all(isinstance(size, int) for size in graph.sizes(name) or ())
+def _has_constants_inside(node: onnx.NodeProto, constants: set[str]) -> bool:
+    return any(_has_constants(each.node, constants | {x.name for x in each.initializer}) for each in subgraphs(node))

@@ -240,32 +240,24 @@ def _fault(node: NodeProto, version: int) -> str | None:
     declared = declaration(node.op_type, version)
     if declared is None:
         return None
-    fault = (
-        _fault_of_count("inputs", len(node.input), declared.inputs)
-        or _fault_of_count("outputs", len(node.output), declared.outputs)
-        or _fault_of_attributes(node, declared)
-        or next((f"no input {place}" for place in declared.needed if not "".join(node.input[place : place + 1])), None)
-    )
-    return fault and f"the node {node.name!r} ({node.op_type}) has {fault}"
-
-
-def _fault_of_count(what: str, count: int, bounds: tuple[int, int]) -> str | None:
-    least, most = bounds
-    if least <= count <= most:
-        return None
-    return f"{count} {what}, expected at {'least' if count < least else 'most'} {least if count < least else most}"
-
-
-def _fault_of_attributes(node: NodeProto, declared: Declaration) -> str | None:
+    faults = []
+    for what, found, (least, most) in (
+        ("inputs", len(node.input), declared.inputs), ("outputs", len(node.output), declared.outputs)
+    ):  # fmt: skip
+        if found < least:
+            faults.append(f"{found} {what}, expected at least {least}")
+        elif found > most:
+            faults.append(f"{found} {what}, expected at most {most}")
     lacking = declared.attributes - {each.name for each in node.attribute}
     if lacking:
-        return f"no attribute {min(lacking)!r}"
+        faults.append(f"no attribute {min(lacking)!r}")
     name_of = AttributeProto.AttributeType.Name
     for each in node.attribute:
         expected = declared.types.get(each.name, each.type)
         if each.type and each.type != expected:
-            return f"an attribute {each.name!r} of type {name_of(each.type)}, expected {name_of(expected)}"
-    return None
+            faults.append(f"an attribute {each.name!r} of type {name_of(each.type)}, expected {name_of(expected)}")
+    faults += [f"no input {place}" for place in declared.needed if not "".join(node.input[place : place + 1])]
+    return f"the node {node.name!r} ({node.op_type}) has {faults[0]}" if faults else None
 
 
 @contextmanager

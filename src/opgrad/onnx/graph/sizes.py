@@ -54,13 +54,9 @@ def sizes_in(declared: TypeProto.Tensor | None) -> Sizes | None:
 
 def terms(sizes: Sizes | None) -> Terms | None:
     """The same sizes as terms."""
-    return None if sizes is None else [_term(size) for size in sizes]
-
-
-def _term(size: Size) -> Term | None:
-    if isinstance(size, str):
-        return Term(1, (size,))
-    return None if size is None else Term(size)
+    if sizes is None:
+        return None
+    return [Term(1, (size,)) if isinstance(size, str) else None if size is None else Term(size) for size in sizes]
 
 
 def numbers(found: Terms | None) -> list[int] | None:

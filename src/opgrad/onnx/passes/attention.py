@@ -6,7 +6,7 @@ are causal whatever the sizes are become an attribute of the node; the others it
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -49,32 +49,25 @@ def scaled(graph: Graph, name: str) -> ScoreOperand:
 
 
 def as_keys(graph: Graph, found: ScoreOperand) -> ScoreOperand:
-    """The keys before they were transposed for the product."""
-    source = _before_transposition(graph, found.name)
+    """The keys before a Transpose, between two Reshapes or not, exchanged their last two axes for the product."""
+    name, source = found.name, None
+    node = graph.maker(name, "Transpose", "Reshape")
+    if node is not None and node.op_type == "Transpose":
+        rank = len(order := attributes_of(node).get("perm", []))
+        if rank > 2 and order == [*range(rank - 2), rank - 1, rank - 2]:
+            source = node.input[0]
+    elif node is not None:
+        inner = graph.maker(node.input[0], "Transpose")
+        first = graph.maker(inner.input[0], "Reshape") if inner is not None else None
+        if inner is not None and first is not None and attributes_of(inner).get("perm") == [0, 2, 1]:
+            before, flat, after = (terms_of(graph, each) or [] for each in (first.input[0], first.output[0], name))
+            if len(before) == len(after) == 4 and flat and None not in (flat[-1], before[1]):
+                is_source = flat[-1] == before[-1] == after[-2] and before[1] == after[1]
+                source = first.input[0] if is_source else None
     if source is None:
         return replace(found, turned=True)
-    inner = scaled(graph, source)
-    return ScoreOperand(inner.name, found.factor * inner.factor)
-
-
-def _before_transposition(graph: Graph, name: str) -> str | None:
-    """The value whose last two axes a Transpose exchanges, between two Reshapes or not; None if there is none."""
-    node = graph.maker(name, "Transpose", "Reshape")
-    if node is None:
-        return None
-    if node.op_type == "Transpose":
-        order = attributes_of(node).get("perm", [])
-        rank = len(order)
-        return node.input[0] if rank > 2 and order == [*range(rank - 2), rank - 1, rank - 2] else None
-    inner = graph.maker(node.input[0], "Transpose")
-    first = graph.maker(inner.input[0], "Reshape") if inner is not None else None
-    if inner is None or first is None or attributes_of(inner).get("perm") != [0, 2, 1]:
-        return None
-    before, flat, after = (terms_of(graph, each) for each in (first.input[0], first.output[0], name))
-    if before is None or flat is None or after is None or len(before) != 4 or len(after) != 4:
-        return None
-    same_rows = flat[-1] is not None and flat[-1] == before[-1] == after[-2]
-    return first.input[0] if same_rows and before[1] is not None and before[1] == after[1] else None
+    inside = scaled(graph, source)
+    return ScoreOperand(inside.name, found.factor * inside.factor)
 
 
 def head_size(graph: Graph, name: str) -> int | None:
@@ -85,12 +78,6 @@ def head_size(graph: Graph, name: str) -> int | None:
     node = graph.maker(name, "Add", "Sub", "Mul", "Div", "Cast", "Identity")
     found = [] if node is None else [head_size(graph, each) for each in node.input]
     return next((size for size in found if size is not None and size > 1), None)
-
-
-def shared_heads(graph: Graph, k: str, v: str) -> tuple[str, str] | None:
-    """Keys and values before each of their heads was repeated for neighbouring heads of queries; None if not."""
-    found = [_before_repetition(graph, name) for name in (k, v)]
-    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
 
 
 def _before_repetition(graph: Graph, name: str) -> str | None:
@@ -157,22 +144,16 @@ class _Trial:
         return results[0]
 
     def _sizes(self, node: onnx.NodeProto) -> np.ndarray:
-        sizes, given = self.graph.sizes(node.input[0]), attributes_of(node)
-        if sizes is None:
-            raise _Unknown
-        every = [self._number(size) for size in sizes]
+        sizes, given, every = self.graph.sizes(node.input[0]), attributes_of(node), list[int]()
+        for size in [None] if sizes is None else sizes:
+            if size is None or (isinstance(size, str) and size not in self.named and len(self.named) == len(SIZES)):
+                raise _Unknown
+            if isinstance(size, str):
+                size = self.named.setdefault(size, SIZES[len(self.named) % len(SIZES)] + self.more)
+            every.append(size)
         if node.op_type == "Size":
             return np.array(math.prod(every), np.int64)
         return np.array(every[given.get("start", 0) : given.get("end", len(every))], np.int64)
-
-    def _number(self, size: int | str | None) -> int:
-        if size is None:
-            raise _Unknown
-        if isinstance(size, int):
-            return size
-        if size not in self.named and len(self.named) == len(SIZES):
-            raise _Unknown
-        return self.named.setdefault(size, SIZES[len(self.named) % len(SIZES)] + self.more)
 
 
 def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
@@ -186,32 +167,22 @@ def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
     try:
         for more in TRIALS:
             trial = _Trial(graph, more)
-            found &= _alignments(~trial(name) if hides else trial(name))
+            mask = ~trial(name) if hides else trial(name)
+            seen = mask if mask.dtype == bool else mask == 0
+            if mask.dtype != bool and not (seen | (mask.astype(np.float64) <= LOW)).all():
+                return None  # a number in it is neither 0 nor so low that it hides a key
+            if mask.ndim < 2 or any(size != 1 for size in mask.shape[:-2]):
+                found &= {ALL} if seen.all() else set()
+            else:
+                queries, keys = mask.shape[-2:]
+                places = {ALL: keys, "top_left": 0, "bottom_right": keys - queries}
+                every = {each: np.tri(queries, keys, place, dtype=bool) for each, place in places.items()}
+                found &= {each for each, causal in every.items() if (seen.reshape(queries, keys) == causal).all()}
             if not found or not trial.named:
                 break
     except (_Unknown, RecursionError):
         return None
     return next((each for each in ALIGNMENTS if each in found), None)
-
-
-def _alignments(mask: np.ndarray) -> set[str]:
-    if not _hides(mask):
-        return set()
-    seen = mask if mask.dtype == bool else mask == 0
-    if mask.ndim < 2 or any(size != 1 for size in mask.shape[:-2]):
-        return {ALL} if seen.all() else set()
-    seen = seen.reshape(mask.shape[-2:])
-    queries, keys = mask.shape[-2], mask.shape[-1]
-    places: Mapping[str, int] = {ALL: keys, "top_left": 0, "bottom_right": keys - queries}
-    return {each for each, place in places.items() if (seen == np.tri(queries, keys, place, dtype=bool)).all()}
-
-
-def _hides(mask: np.ndarray) -> bool:
-    """Whether the mask is bool, or every number in it is 0 or so low that it hides a key."""
-    return mask.dtype == bool or bool(((mask == 0) | (mask.astype(np.float64) <= LOW)).all())
-
-
-# --- conditions of which all have to hold ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -282,11 +253,22 @@ def mask_of(
                 part = _as_mask(graph, new, each)
                 parts.append(part if holds else added_node(graph, new, "Not", [part], f"{part}/not"))
     for name, factor in masks:
-        added += _split(graph, new, _stripped(graph, name), factor, aligned)
+        while (node := graph.maker(name, "Expand")) is not None:  # the node broadcasts masks itself
+            name = node.input[0]
+        added += _split(graph, new, name, factor, aligned)
     aligned.discard(ALL)
     if len(aligned) > 1:
         raise NotAttention("two of its masks are causal in different ways")
-    return "".join(aligned), _joined(graph, new, parts, added, q, softmax)
+    kind = graph.element_type(q) or TensorProto.FLOAT
+    whole = reduce(lambda a, b: added_node(graph, new, "And", [a, b], f"{softmax}/seen"), parts) if parts else ""
+    total = reduce(lambda a, b: added_node(graph, new, "Add", [a, b], f"{softmax}/mask"), added) if added else ""
+    if total and graph.element_type(total) not in (None, kind, TensorProto.FLOAT):
+        total = added_node(graph, new, "Cast", [total], f"{softmax}/mask", to=kind)
+    if whole and total:
+        low = np.array(-np.inf, helper.tensor_dtype_to_np_dtype(graph.element_type(total) or kind))
+        inputs = [whole, total, graph.add_constant(low, f"{softmax}/low")]
+        whole = added_node(graph, new, "Where", inputs, f"{softmax}/mask")
+    return "".join(aligned), whole or total
 
 
 def some_key(graph: Graph, new: list[onnx.NodeProto], seen: Sequence[tuple[str, bool]], name: str) -> str:
@@ -305,12 +287,6 @@ def some_key(graph: Graph, new: list[onnx.NodeProto], seen: Sequence[tuple[str, 
     return added_node(graph, new, "Cast", [largest], f"{name}/some", to=TensorProto.BOOL)
 
 
-def _stripped(graph: Graph, name: str) -> str:
-    """A mask before it is broadcast, which the node does itself."""
-    node = graph.maker(name, "Expand")
-    return _stripped(graph, node.input[0]) if node is not None else name
-
-
 def _split(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float, aligned: set[str]) -> list[str]:
     """An added mask without what of it is causal, which joins `aligned`; nothing if nothing is left."""
     own = alignment(graph, name) if factor > 0 else None
@@ -321,7 +297,12 @@ def _split(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float, al
     node = graph.maker(whole, "Where")
     low = graph.scalar(node.input[2]) if node is not None and graph.scalar(node.input[1]) == 0.0 else None
     if node is None or low is None or low > LOW or factor != 1:
-        return [_times(graph, new, name, factor)]
+        if factor == 1:
+            return [name]
+        kind = helper.tensor_dtype_to_np_dtype(graph.element_type(name) or TensorProto.FLOAT)
+        return [
+            added_node(graph, new, "Mul", [name, graph.add_constant(np.array(factor, kind), f"{name}/factor")], name)
+        ]
     every = [(each, alignment(graph, each.name)) for each in conditions(graph, node.input[0])]
     # Of fewer keys, those that a query sees from the first on stay the same; counted from the last they do not.
     rest = [replace(each, ends=ends) for each, own in every if not own or (ends and own == "bottom_right")]
@@ -344,31 +325,6 @@ def _as_mask(graph: Graph, new: list[onnx.NodeProto], condition: Condition) -> s
         limits = [graph.add_constant(np.array([each]), f"{name}/keys") for each in (0, -1)]
         name = added_node(graph, new, "Slice", [name, limits[0], condition.ends, limits[1]], f"{name}/keys")
     return name
-
-
-def _times(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float) -> str:
-    if factor == 1:
-        return name
-    kind = helper.tensor_dtype_to_np_dtype(graph.element_type(name) or TensorProto.FLOAT)
-    return added_node(graph, new, "Mul", [name, graph.add_constant(np.array(factor, kind), f"{name}/factor")], name)
-
-
-def _joined(graph: Graph, new: list[onnx.NodeProto], parts: list[str], added: list[str], q: str, softmax: str) -> str:
-    """One mask of conditions and of added values."""
-    kind = graph.element_type(q) or TensorProto.FLOAT
-    seen = reduce(lambda a, b: added_node(graph, new, "And", [a, b], f"{softmax}/seen"), parts) if parts else ""
-    total = reduce(lambda a, b: added_node(graph, new, "Add", [a, b], f"{softmax}/mask"), added) if added else ""
-    if total and graph.element_type(total) not in (None, kind, TensorProto.FLOAT):
-        total = added_node(graph, new, "Cast", [total], f"{softmax}/mask", to=kind)
-    if seen and total:
-        low = np.array(-np.inf, helper.tensor_dtype_to_np_dtype(graph.element_type(total) or kind))
-        return added_node(
-            graph, new, "Where", [seen, total, graph.add_constant(low, f"{softmax}/low")], f"{softmax}/mask"
-        )
-    return seen or total
-
-
-# --- small nodes ---
 
 
 def added_node(
@@ -429,11 +385,6 @@ class AttentionScores:
     seen: list[tuple[str, bool]] = field(default_factory=list)
     lows: set[float] = field(default_factory=set)
 
-    @property
-    def evens(self) -> bool:
-        """Whether a query without a key has equal scores for all of them, and so the mean of the values."""
-        return len(self.lows) == 1 and all(map(math.isfinite, self.lows))
-
 
 def fuse_attention(graph: Graph) -> list[Recognition]:
     """Replace attention by nodes of AttentionTraining; a line for each softmax that stands before a product."""
@@ -453,9 +404,6 @@ def fuse_attention(graph: Graph) -> list[Recognition]:
     return found
 
 
-# --- behind softmax ---
-
-
 @dataclass(frozen=True)
 class Last:
     """The product with the values, and what dropout does before it. guard: the mask whose empty rows become 0 there."""
@@ -466,14 +414,29 @@ class Last:
 
 
 def _product_behind(graph: Graph, softmax: onnx.NodeProto) -> Last | None:
-    """The product whose first operand the probabilities are; None if there is none."""
+    """The product whose first operand the probabilities are; None if there is none.
+
+    Before it, a Where may put 0 into rows without a key. Exporters ask for NaN, and the guard is ""; the body of ONNX's
+    Attention asks for a mask that is -inf everywhere.
+    """
     name, dropout, guard = softmax.output[0], None, ""
     while True:
         readers = graph.readers.get(name, [])
-        guarded = _without_guard(graph, name, readers)
-        if guarded is not None:
-            name, guard = guarded
-            continue
+        wheres = [each for each in readers if each.op_type == "Where" and each.input[2] == name]
+        if len(wheres) == 1 and name not in graph.kept and _number(graph, wheres[0].input[1]) == 0.0:
+            others = [each for each in readers if each.op_type not in ("Where", "CastLike")]
+            test, found = graph.maker(wheres[0].input[0], "IsNaN", "Equal"), None
+            if test is not None and test.op_type == "IsNaN":
+                found = "" if test.input[0] == name and others == [test] else None
+            elif test is not None and not others and _number(graph, test.input[1]) == -math.inf:
+                largest = graph.maker(test.input[0], "ReduceMax")
+                if largest is not None:
+                    found = largest.input[0]
+                elif graph.constant(test.input[0]) is not None:
+                    found = ""
+            if found is not None:
+                name, guard = wheres[0].output[0], found
+                continue
         products = [each for each in readers if each.op_type == "MatMul" and each.input[0] == name]
         if products:
             return Last(products[0], dropout, guard) if graph.inner(name) else None
@@ -484,85 +447,48 @@ def _product_behind(graph: Graph, softmax: onnx.NodeProto) -> Last | None:
         name = node.output[0]
 
 
-def _without_guard(graph: Graph, name: str, readers: list[onnx.NodeProto]) -> tuple[str, str] | None:
-    """What stands for probabilities behind a Where that puts 0 into rows without a key, and the mask that it asks.
-
-    Exporters ask for NaN, the mask is "" then; the body of ONNX's Attention asks for a mask that is -inf everywhere.
-    """
-    wheres = [each for each in readers if each.op_type == "Where" and each.input[2] == name]
-    others = [each for each in readers if each.op_type not in ("Where", "CastLike")]
-    if len(wheres) != 1 or name in graph.kept or _number(graph, wheres[0].input[1]) != 0.0:
-        return None
-    test = graph.maker(wheres[0].input[0], "IsNaN", "Equal")
-    if test is not None and test.op_type == "IsNaN":
-        return (wheres[0].output[0], "") if test.input[0] == name and others == [test] else None
-    if test is None or others or _number(graph, test.input[1]) != -math.inf:
-        return None
-    largest = graph.maker(test.input[0], "ReduceMax")
-    if largest is None:
-        return (wheres[0].output[0], "") if graph.constant(test.input[0]) is not None else None
-    return wheres[0].output[0], largest.input[0]
-
-
 def _number(graph: Graph, name: str) -> float | None:
     """The number in a constant, whatever type it is converted to."""
     node = graph.maker(name, "CastLike")
     return graph.scalar(name if node is None else node.input[0])
 
 
-# --- before softmax ---
-
-
 def _scores(graph: Graph, name: str) -> AttentionScores | None:
     """What is done to the product from which a value comes; None if no product is found."""
-    node = graph.producers.get(name)
-    if node is None or node.domain not in ("", "ai.onnx") or not graph.inner(name):
+    node = graph.part(name, "MatMul", "Cast", "Mul", "Div", "Add", "Where")
+    if node is None:
         return None
     if node.op_type == "MatMul":
         return AttentionScores(node)
     if node.op_type == "Cast":
         return _scores(graph, node.input[0])
-    if node.op_type in ("Mul", "Div"):
-        return _multiplied(graph, node)
-    if node.op_type == "Add":
-        return _masked(graph, node)
-    return _hidden(graph, node) if node.op_type == "Where" else None
-
-
-def _multiplied(graph: Graph, node: onnx.NodeProto) -> AttentionScores | None:
-    """Scores times a number, outside of whatever was added to them before; or a softcap, c * tanh(scores / c)."""
-    for name, other in _either(node) if node.op_type == "Mul" else [tuple(node.input)]:
+    if node.op_type == "Where":
+        return _hidden(graph, node)
+    pairs = [tuple(node.input), tuple(node.input)[::-1]]
+    for before, other in pairs[:1] if node.op_type == "Div" else pairs:
+        if node.op_type == "Add":
+            found = _scores(graph, before)
+            if found is not None:
+                found.masks.append((other, 1.0))
+                found.lows |= {math.nan} if found.seen else set()
+                return found
+            continue
         number = graph.scalar(other)
         if number is None or not math.isfinite(number) or not number:
             continue
         factor = 1 / number if node.op_type == "Div" else number
-        tanh = graph.maker(name, "Tanh") if graph.inner(name) else None
-        if tanh is not None:
-            return _capped(graph, tanh, factor)
-        found = _scores(graph, name)
-        if found is not None:
+        tanh = graph.part(before, "Tanh")
+        found = _scores(graph, before if tanh is None else tanh.input[0])
+        if tanh is not None:  # a softcap, c * tanh(scores / c)
+            if found is None or found.masks or found.seen or found.softcap or factor <= 0:
+                return None
+            found.scale, found.softcap = found.scale * factor, factor
+            return found
+        if found is not None:  # scores times a number, outside of whatever was added to them before
             if found.softcap:
                 return None
             found.scale *= factor
             found.masks = [(mask, own * factor) for mask, own in found.masks]
-            return found
-    return None
-
-
-def _capped(graph: Graph, tanh: onnx.NodeProto, cap: float) -> AttentionScores | None:
-    found = _scores(graph, tanh.input[0])
-    if found is None or found.masks or found.seen or found.softcap or cap <= 0:
-        return None
-    found.scale, found.softcap = found.scale * cap, cap
-    return found
-
-
-def _masked(graph: Graph, node: onnx.NodeProto) -> AttentionScores | None:
-    for name, other in _either(node):
-        found = _scores(graph, name)
-        if found is not None:
-            found.masks.append((other, 1.0))
-            found.lows |= {math.nan} if found.seen else set()
             return found
     return None
 
@@ -580,70 +506,58 @@ def _hidden(graph: Graph, node: onnx.NodeProto) -> AttentionScores | None:
     return None
 
 
-def _either(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
-    yield node.input[0], node.input[1]
-    yield node.input[1], node.input[0]
-
-
-# --- the node ---
-
-
 def _write(graph: Graph, softmax: onnx.NodeProto, last: Last) -> None:
-    _check_axis(graph, softmax)
-    found = _scores(graph, softmax.input[0])
-    if found is None or found.product is None:
-        raise NotAttention("its input is no product of queries and keys that is only scaled, masked or capped")
-    if last.guard and last.guard not in [mask for mask, _ in found.masks]:
-        raise NotAttention("rows become 0 behind it by another mask than that of the scores")
-    (q, k), v = _operands(graph, found), last.node.input[1]
-    ratio = _ratio(graph, last.dropout) if last.dropout is not None else 0.0
-    heads = shared_heads(graph, k.name, v)
-    names = (q.name, *(heads or (k.name, v)))
-    _check_sizes(graph, names, found.product.output[0])
-    new: list[onnx.NodeProto] = []
-    rank = len(graph.sizes(q.name) or ())
-    inputs = [*names]
-    if k.turned:
-        inputs[1] = added_node(graph, new, "Transpose", [names[1]], f"{names[1]}/keys", perm=_turned(rank))
-    causal, mask = mask_of(graph, new, found.seen, found.masks, q.name, softmax.output[0])
-    if rank == 3:
-        inputs = [unsqueezed(graph, new, name) for name in inputs]
-    attributes: dict[str, float | str] = {
-        "scale": found.scale * q.factor * k.factor,
-        "softcap": found.softcap,
-        "dropout": ratio,
-    }
-    attributes |= {"causal": causal}
-    y, lse = last.node.output[0], graph.free(f"{last.node.output[0]}/lse")
-    some = some_key(graph, new, found.seen, y) if found.evens else ""
-    made = graph.free(f"{y}/seen") if some else y
-    target = made if rank == 4 else graph.free(f"{y}/heads")
-    given = [*inputs, *([mask] if mask or ratio else [])]
-    if last.dropout is not None and ratio:
-        given += ["", "", _random(graph, new, last.dropout, y)]
-    new.append(graph.node(NODE, given, [target, lse], MICROSOFT, **attributes))
-    if rank == 3:
-        new.append(_squeeze(graph, target, made))
-    if some:
-        mean = reduced(graph, new, "ReduceMean", last.node.input[1], -2)
-        new.append(graph.node("Where", [some, made, mean], [y]))
-    graph.substitute(last.node, new)
-
-
-def _check_axis(graph: Graph, softmax: onnx.NodeProto) -> None:
     sizes = graph.sizes(softmax.input[0])
     axis = attributes_of(softmax).get("axis", -1 if graph.opset >= ONE_AXIS_FROM else 1)
     if sizes is None:
         raise NotAttention("the graph does not tell the rank of its input")
     if axis not in (-1, len(sizes) - 1):
         raise NotAttention(f"its axis is {axis}, expected the last one")
-
-
-def _operands(graph: Graph, found: AttentionScores) -> tuple[ScoreOperand, ScoreOperand]:
-    """The queries and keys of the product."""
-    assert found.product is not None
-    q, k = found.product.input
-    return scaled(graph, q), as_keys(graph, scaled(graph, k))
+    found = _scores(graph, softmax.input[0])
+    if found is None or found.product is None:
+        raise NotAttention("its input is no product of queries and keys that is only scaled, masked or capped")
+    if last.guard and last.guard not in [mask for mask, _ in found.masks]:
+        raise NotAttention("rows become 0 behind it by another mask than that of the scores")
+    q, v = scaled(graph, found.product.input[0]), last.node.input[1]
+    k = as_keys(graph, scaled(graph, found.product.input[1]))
+    ratio = _ratio(graph, last.dropout) if last.dropout is not None else 0.0
+    before = [_before_repetition(graph, name) for name in (k.name, v)]
+    names = (q.name, k.name, v) if before[0] is None or before[1] is None else (q.name, before[0], before[1])
+    _check_sizes(graph, names, found.product.output[0])
+    new: list[onnx.NodeProto] = []
+    rank = len(graph.sizes(q.name) or ())
+    inputs = [*names]
+    if k.turned:
+        inputs[1] = added_node(
+            graph, new, "Transpose", [names[1]], f"{names[1]}/keys", perm=[*range(rank - 2), rank - 1, rank - 2]
+        )
+    causal, mask = mask_of(graph, new, found.seen, found.masks, q.name, softmax.output[0])
+    if rank == 3:
+        inputs = [unsqueezed(graph, new, name) for name in inputs]
+    scale = found.scale * q.factor * k.factor
+    y, lse = last.node.output[0], graph.free(f"{last.node.output[0]}/lse")
+    # A query without a key may have equal scores for all of them, and so the mean of the values.
+    is_even = len(found.lows) == 1 and all(map(math.isfinite, found.lows))
+    some = some_key(graph, new, found.seen, y) if is_even else ""
+    made = graph.free(f"{y}/seen") if some else y
+    target = made if rank == 4 else graph.free(f"{y}/heads")
+    given = [*inputs, *([mask] if mask or ratio else [])]
+    if last.dropout is not None and ratio:
+        seed = attributes_of(last.dropout).get("seed")  # each run draws a number, which both parts read
+        options = {"shape": [1], "high": float(2**24), "low": 0.0} | ({} if seed is None else {"seed": float(seed)})
+        drawn = added_node(graph, new, "RandomUniform", [], f"{y}/random", **options)
+        given += ["", "", added_node(graph, new, "Cast", [drawn], f"{y}/seed", to=TensorProto.INT64)]
+    attributes = {"scale": scale, "softcap": found.softcap, "dropout": ratio, "causal": causal}
+    new.append(graph.node(NODE, given, [target, lse], MICROSOFT, **attributes))
+    if rank == 3 and graph.opset >= ONE_AXIS_FROM:
+        axes = graph.add_constant(np.array([0]), f"{target}/axes")
+        new.append(graph.node("Squeeze", [target, axes], [made]))
+    elif rank == 3:
+        new.append(graph.node("Squeeze", [target], [made], axes=[0]))
+    if some:
+        mean = reduced(graph, new, "ReduceMean", last.node.input[1], -2)
+        new.append(graph.node("Where", [some, made, mean], [y]))
+    graph.substitute(last.node, new)
 
 
 def _check_sizes(graph: Graph, names: tuple[str, ...], scores: str) -> None:
@@ -663,9 +577,6 @@ def _check_sizes(graph: Graph, names: tuple[str, ...], scores: str) -> None:
             raise NotAttention("its operands are broadcast to each other")
 
 
-# --- dropout ---
-
-
 def _ratio(graph: Graph, dropout: onnx.NodeProto) -> float:
     given = attributes_of(dropout).get("ratio", 0.5)
     ratio = graph.scalar(dropout.input[1]) if len(dropout.input) > 1 and dropout.input[1] else given
@@ -675,24 +586,3 @@ def _ratio(graph: Graph, dropout: onnx.NodeProto) -> float:
     if training is None:
         raise NotAttention("whether its dropout trains is not known before the graph runs")
     return float(ratio) if training.all() else 0.0
-
-
-def _random(graph: Graph, new: list[onnx.NodeProto], dropout: onnx.NodeProto, y: str) -> str:
-    """The seed of a node's dropout: a number that each run draws, which forward and backward part read."""
-    given = attributes_of(dropout).get("seed")
-    options = {"seed": float(given)} if given is not None else {}
-    drawn = added_node(graph, new, "RandomUniform", [], f"{y}/random", shape=[1], high=float(2**24), low=0.0, **options)
-    return added_node(graph, new, "Cast", [drawn], f"{y}/seed", to=TensorProto.INT64)
-
-
-# --- small nodes ---
-
-
-def _turned(rank: int) -> list[int]:
-    return [*range(rank - 2), rank - 1, rank - 2]
-
-
-def _squeeze(graph: Graph, name: str, result: str) -> onnx.NodeProto:
-    if graph.opset >= ONE_AXIS_FROM:
-        return graph.node("Squeeze", [name, graph.add_constant(np.array([0]), f"{name}/axes")], [result])
-    return graph.node("Squeeze", [name], [result], axes=[0])

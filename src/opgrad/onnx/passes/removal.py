@@ -160,45 +160,33 @@ def _is_neutral(graph: Graph, operands: Sequence[str], number: float) -> bool:
 def join_pairs(graph: Graph, node: onnx.NodeProto) -> bool:
     """Replace two successive Casts, Transposes or Reshapes by one, or by none if they cancel out."""
     first = graph.maker(node.input[0], node.op_type) if _is_read(graph, node) else None
-    return first is not None and PAIRS[node.op_type](graph, first, node)
-
-
-def _casts(graph: Graph, first: onnx.NodeProto, node: onnx.NodeProto) -> bool:
-    before, between = (graph.element_type(each.input[0]) for each in (first, node))
-    if before is None or between not in WIDER.get(before, ()):
+    if first is None:
         return False
-    if attributes_of(node)["to"] == before:
-        return graph.alias(node.output[0], first.input[0])
-    node_of = graph.node("Cast", [first.input[0]], node.output, to=attributes_of(node)["to"])
-    graph.substitute(node, [node_of])
+    source, attributes = first.input[0], attributes_of(node)
+    inputs, is_inner = [source], graph.inner(first.output[0])
+    if node.op_type == "Cast":
+        before, between = graph.element_type(source), graph.element_type(node.input[0])
+        if before is None or between not in WIDER.get(before, ()):
+            return False
+        if attributes["to"] == before:
+            return graph.alias(node.output[0], source)
+        attributes = {"to": attributes["to"]}
+    elif node.op_type == "Transpose":
+        outer, order = attributes.get("perm"), attributes_of(first).get("perm")
+        if order is None or outer is None:
+            return False
+        attributes = {"perm": [order[axis] for axis in outer]}
+        if attributes["perm"] == sorted(attributes["perm"]):
+            return graph.alias(node.output[0], source)
+        if not is_inner:
+            return False  # two transposes of one value would both run; runtimes fuse a single one into a product
+    else:
+        target = graph.constant(node.input[1]) if len(node.input) > 1 else None
+        if target is None or 0 in target or not is_inner:
+            return False
+        inputs.append(node.input[1])
+    graph.substitute(node, [graph.node(node.op_type, inputs, node.output, **attributes)])
     return True
-
-
-def _transposes(graph: Graph, first: onnx.NodeProto, node: onnx.NodeProto) -> bool:
-    orders = [attributes_of(each).get("perm") for each in (first, node)]
-    if orders[0] is None or orders[1] is None:
-        return False
-    perm = [orders[0][axis] for axis in orders[1]]
-    if perm == sorted(perm):
-        return graph.alias(node.output[0], first.input[0])
-    if not graph.inner(first.output[0]):
-        return False  # two transposes of one value would both run; runtimes fuse a single one into a product
-    graph.substitute(node, [graph.node("Transpose", [first.input[0]], node.output, perm=perm)])
-    return True
-
-
-def _reshapes(graph: Graph, first: onnx.NodeProto, node: onnx.NodeProto) -> bool:
-    target = graph.constant(node.input[1]) if len(node.input) > 1 else None
-    if target is None or 0 in target or not graph.inner(first.output[0]):
-        return False
-    attributes = [helper.make_attribute(name, value) for name, value in attributes_of(node).items()]
-    joined = graph.node("Reshape", [first.input[0], node.input[1]], node.output)
-    joined.attribute.extend(attributes)
-    graph.substitute(node, [joined])
-    return True
-
-
-PAIRS = {"Cast": _casts, "Transpose": _transposes, "Reshape": _reshapes}
 
 
 # --- dead code -----------------------------------------------------------------------------------------------------

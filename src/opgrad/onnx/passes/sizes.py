@@ -4,7 +4,7 @@ And what follows from it: constant shapes, and Slices and Gathers that together 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -335,22 +335,16 @@ def _write(graph: Graph, name: str, parts: list[AxisPart]) -> None:
     lengths = [graph.add_constant(sizes, f"{name}/split")] if graph.opset >= SIZES_ARE_INPUT else []
     attributes = {} if lengths else {"split": sizes.tolist()}
     split = graph.node("Split", [name, *lengths], outputs, axis=parts[0].axis, **attributes)
-    pairs = list(zip(parts, outputs, strict=True))
-    for part, _ in pairs:
+    new = [split]
+    for part, output in zip(parts, outputs, strict=True):
         if part.node is not first:
             graph.substitute(part.node, [])
-    squeezes = list(_squeezes(graph, [pair for pair in pairs if pair[0].squeezed], name))
-    graph.substitute(first, [split, *squeezes])
-
-
-def _squeezes(graph: Graph, pairs: list[tuple[AxisPart, str]], whole: str) -> Iterator[onnx.NodeProto]:
-    """The nodes that remove the axis of the Split's results, of size 1, for parts that lack it."""
-    for part, name in pairs:
-        sizes = list(graph.sizes(whole) or [])
-        sizes[part.axis] = 1
-        graph.declare(name, graph.element_type(whole) or onnx.TensorProto.FLOAT, sizes)
-        if graph.opset >= SIZES_ARE_INPUT:
-            axes = graph.add_constant(np.array([part.axis]), f"{name}/axes")
-            yield graph.node("Squeeze", [name, axes], part.node.output)
-        else:
-            yield graph.node("Squeeze", [name], part.node.output, axes=[part.axis])
+        if part.squeezed:  # the Split's result has the axis, of size 1
+            own = [1 if axis == part.axis else size for axis, size in enumerate(graph.sizes(name) or [])]
+            graph.declare(output, graph.element_type(name) or onnx.TensorProto.FLOAT, own)
+            if graph.opset >= SIZES_ARE_INPUT:
+                axes = graph.add_constant(np.array([part.axis]), f"{output}/axes")
+                new.append(graph.node("Squeeze", [output, axes], part.node.output))
+            else:
+                new.append(graph.node("Squeeze", [output], part.node.output, axes=[part.axis]))
+    graph.substitute(first, new)

@@ -4,7 +4,6 @@ Imports `onnx/graph`, `ops` and below.
 """
 
 from opgrad.onnx.plain import (  # noqa: F401
-    accumulate,
     activation,
     attention,
     convolution,
@@ -14,8 +13,6 @@ from opgrad.onnx.plain import (  # noqa: F401
     optimizer,
     quantized,
     recurrent,
-    resize,
-    rotary,
 )
 from opgrad.onnx.plain.lowering import FORMS, NOT_LOWERED, lower  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Attention in tiles and its gradient, with whole matrices of scores: the plain form computes them in both parts."""
+"""Attention and rotary embedding with their gradients; attention has whole matrices of scores in both parts."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -7,6 +7,7 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.plain.lowering import Call, NoForm, Results, in_float32, lowers
+from opgrad.ops.attention import PACKED
 
 # Indices of inputs from the mask on.
 MASK, KEY_LENGTHS, SINK, SEED, OFFSET, STARTS_OF_QUERIES, STARTS_OF_KEYS, DLSE = range(8)
@@ -97,7 +98,13 @@ def _drawn(call: Call, seed: Value, count: Value) -> Value:
 def _visible(parts: AttentionInputs) -> list[Value]:
     """The conditions under which queries see keys, by sequences, causality, window and lengths."""
     call = parts.call
-    place, columns, more, found = _in_sequences(parts) if parts.is_packed else _in_batch(parts)
+    if parts.is_packed:
+        place, columns, more, found = _in_sequences(parts)
+    else:
+        columns, lengths = _places(parts.k), parts.more(KEY_LENGTHS)
+        count = parts.k.shape(2, 3) if lengths is None else lengths.cast(TensorProto.INT64).reshape([-1, 1, 1, 1])
+        place, more = _places(parts.q).reshape([-1, 1]), count - parts.q.shape(2, 3)
+        found = [] if lengths is None else [columns < count]
     if call.get("causal", "") == "bottom_right":
         place = place + more
     left, right = call.get("window", [-1, -1])
@@ -110,16 +117,11 @@ def _visible(parts: AttentionInputs) -> list[Value]:
     return found
 
 
-def _in_batch(parts: AttentionInputs) -> tuple[Value, Value, Value, list[Value]]:
-    """The place of each query and of each key, how many more keys there are than queries, and whether a key is one."""
-    rows, columns = (_places(each) for each in (parts.q, parts.k))
-    lengths = parts.more(KEY_LENGTHS)
-    count = parts.k.shape(2, 3) if lengths is None else lengths.cast(TensorProto.INT64).reshape([-1, 1, 1, 1])
-    return rows.reshape([-1, 1]), columns, count - parts.q.shape(2, 3), [] if lengths is None else [columns < count]
-
-
 def _in_sequences(parts: AttentionInputs) -> tuple[Value, Value, Value, list[Value]]:
-    """The same for sequences behind each other, places being those within a sequence, and whether it is one's own."""
+    """The place of each query and of each key in its sequence, how many more keys than queries it has, and conditions.
+
+    These are whether a key is of the query's own sequence, and whether the query has one.
+    """
     starts = parts.call.required(parts.begin + STARTS_OF_QUERIES).cast(TensorProto.INT64)
     given = parts.more(STARTS_OF_KEYS)
     starts_of_keys = starts if given is None else given.cast(TensorProto.INT64)
@@ -236,27 +238,71 @@ def attention_grad(call: Call) -> Results:
     dv = body.node("MatMul", every.transpose(0, 1, 3, 2), dy)
     keys, values = (parts.by_heads(place) for place in (2, 3))
     results = [parts.in_layout(each) for each in (dq, _summed(dk, keys), _summed(dv, values))]
-    return [*results, _mask_gradient(call, parts, ds), _sink_gradient(parts, of_sink, delta)]
+    sink, mask, dmask, dsink = parts.more(SINK), parts.more(MASK), None, None
+    if mask is not None and 3 in call.wanted:
+        # The sum of the scores' gradients over the axes along which an added mask was broadcast.
+        sizes = call.input_shapes[parts.begin]
+        if sizes is None:
+            raise NoForm("the graph does not tell the rank of its mask")
+        total = ds.sum(list(range(4 - len(sizes))), keepdims=False) if len(sizes) < 4 else ds
+        ones: Value | list[int] = [axis for axis, size in enumerate(sizes) if size == 1]
+        if None in sizes:  # some sizes are known when the graph runs
+            ones = mask.shape().equals(1).apply("NonZero").squeeze(0)
+        dmask = total.sum(ones).like(mask)
+    if sink is not None and of_sink is not None and 4 in call.wanted:
+        dsink = (-(of_sink * delta)).sum([0, 2, 3], keepdims=False).like(sink)
+    return [*results, dmask, dsink]
 
 
-def _mask_gradient(call: Call, parts: AttentionInputs, ds: Value) -> Value | None:
-    """The sum of the scores' gradients over the axes along which an added mask was broadcast."""
-    mask = parts.more(MASK)
-    if mask is None or 3 not in call.wanted:
-        return None
-    sizes = call.input_shapes[parts.begin]
-    if sizes is None:
-        raise NoForm("the graph does not tell the rank of its mask")
-    total = ds.sum(list(range(4 - len(sizes))), keepdims=False) if len(sizes) < 4 else ds
-    ones: Value | list[int] = [axis for axis, size in enumerate(sizes) if size == 1]
-    if None in sizes:  # some sizes are known when the graph runs
-        ones = mask.shape().equals(1).apply("NonZero").squeeze(0)
-    return total.sum(ones).like(mask)
+END = 2**31 - 1  # beyond every axis
 
 
-def _sink_gradient(parts: AttentionInputs, p: Value | None, delta: Value) -> Value | None:
-    """p: the probabilities of the sinks, if there are any."""
-    sink = parts.more(SINK)
-    if sink is None or p is None or 4 not in parts.call.wanted:
-        return None
-    return (-(p * delta)).sum([0, 2, 3], keepdims=False).like(sink)
+@lowers("RotaryEmbeddingTraining")
+def rotary_embedding(call: Call) -> Value:
+    """y = (a * cos - b * sin, b * cos + a * sin) for each pair (a, b) of x."""
+    x, cos, sin = call.operands(3)
+    return _turned(call, x, cos, sin)
+
+
+@lowers("RotaryEmbeddingGrad")
+def rotary_embedding_grad(call: Call) -> Value:
+    """dx = (a * cos + b * sin, b * cos - a * sin) for each pair (a, b) of dy."""
+    dy, cos, sin = call.operands(3)
+    return _turned(call, dy, cos, -sin)
+
+
+def _turned(call: Call, x: Value, cos: Value, sin: Value) -> Value:
+    rank, turned, interleaved = (
+        len(call.input_shapes[0] or ()),
+        call.get("rotary_embedding_dim", 0),
+        call.get("interleaved", 0),
+    )
+    if not rank:
+        raise NoForm("the graph does not tell the rank of its input X")
+    heads_first = rank > PACKED and call.get("layout", "BHLD") == "BHLD"
+    heads = x if rank > PACKED else x.reshape([0, 0, call.get("num_heads", 0), -1])
+    cos, sin = (_angles(call, x, each, heads_first) for each in (cos, sin))
+    first, rest = (heads.slice(0, turned, 3), [heads.slice(turned, END, 3)]) if turned else (heads, [])
+    a, b = (first.slice(place, END, 3, 2) for place in (0, 1)) if interleaved else first.split(2, 3)
+    pair = [a * cos - b * sin, b * cos + a * sin]
+    if interleaved:
+        both = call.body.concat(*(each.unsqueeze(4) for each in pair), axis=4)
+        pair = [both.reshape(first.shape())]
+    y = call.body.concat(*pair, *rest, axis=3) if len(pair) + len(rest) > 1 else pair[0]
+    return y if rank > PACKED else y.reshape(x.shape())
+
+
+def _angles(call: Call, x: Value, table: Value, heads_first: bool) -> Value:
+    """The table's rows of all tokens, as they go with [B, H, L, D] or [B, L, H, D]."""
+    positions = call.input(3)
+    if positions is not None:
+        rows, axes = call.body.node("Gather", table, positions), PACKED
+    else:
+        rows, axes = table, len(call.input_shapes[1] or ())
+        if not axes:
+            raise NoForm("the graph does not tell the rank of its input cos_cache")
+        if axes < PACKED:
+            place = 2 if heads_first else 1
+            rows = table.slice(0, x.shape(place, place + 1))
+    # The axis of heads is put behind the batch, or behind the tokens.
+    return rows.unsqueeze(1 if axes == PACKED else 0) if heads_first else rows.unsqueeze(axes - 1)

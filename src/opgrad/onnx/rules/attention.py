@@ -63,7 +63,8 @@ def attention(node: Node) -> Gradients:
     q, k, v = (_split_heads(node, packed.slice(*part, 2)) for part in pairwise(ends))
     past = node.input(4)
     if past is not None:
-        k, v = (_behind(past.slice(index, index + 1).squeeze(0), each) for index, each in enumerate((k, v)))
+        befores = [past.slice(index, index + 1).squeeze(0) for index in range(2)]
+        k, v = (node.body.concat(*pair, axis=2) for pair in zip(befores, (k, v), strict=True))
     present = node.body.concat(k.unsqueeze(0), v.unsqueeze(0), axis=0)
     return [_attended(node, q, k, v, 3), present]
 
@@ -75,8 +76,8 @@ def multi_head_attention(node: Node) -> Gradients:
     bias = node.input(3)
     if bias is not None:
         q, k, v = (each + part for each, part in zip((q, k, v), _biases(node, bias), strict=True))
-    past = node.input(6), node.input(7)
-    k, v = (each if before is None else _behind(before, each) for before, each in zip(past, (k, v), strict=True))
+    pasts = zip((node.input(6), node.input(7)), (k, v), strict=True)
+    k, v = (each if before is None else node.body.concat(before, each, axis=2) for before, each in pasts)
     return [_attended(node, q, k, v, 4), k, v]
 
 
@@ -111,10 +112,6 @@ def _biases(node: Node, bias: Value) -> list[Value]:
     return [bias.slice(*part).reshape([node.get("num_heads"), 1, -1]) for part in pairwise(ends)]
 
 
-def _behind(past: Value, now: Value) -> Value:
-    return now.body.concat(past, now, axis=2)
-
-
 def _attended(node: Node, q: Value, k: Value, v: Value, mask: int) -> Value:
     """The result of attention, [N, L, heads * H]. mask: the index of the input that tells which keys count."""
     dtype, body = node.x.element_type or TensorProto.FLOAT, node.body
@@ -129,29 +126,26 @@ def _attended(node: Node, q: Value, k: Value, v: Value, mask: int) -> Value:
 
 
 def _added(node: Node, q: Value, k: Value, mask: int) -> list[Value]:
-    """The terms that are added to the scores: the bias, the mask of keys, and the causal mask."""
-    own, keys, zero = node.input(5), node.input(mask), node.body.number(0, node.x)
-    allowed = [] if keys is None else [_counting(node, keys, k)]
+    """The terms that are added to the scores: the bias, the mask of keys, and the causal mask.
+
+    mask: the index of a mask of the keys, of one for each query, or of the number of keys of each row.
+    """
+    own, keys, zero, allowed = node.input(5), node.input(mask), node.body.number(0, node.x), list[Value]()
+    if keys is not None:  # which keys count, [N, 1, L or 1, T]
+        axes = len(sizes_of(keys))
+        if axes > 3:
+            raise NoGradient(f"its mask has {axes} axes, expected at most 3")
+        if axes > 1:
+            allowed.append((keys > 0).unsqueeze(*([1, 2] if axes == 2 else [1])))
+        elif are_equal(sizes_of(keys), sizes_of(node.x)[:1]):
+            allowed.append(_places(k) < keys.cast(TensorProto.INT64).reshape([-1, 1, 1, 1]))
+        else:
+            raise NoGradient("its mask of one axis is not known to be one length for each row")
     if node.get("unidirectional", 0):
         last = k.shape(2, 3) - q.shape(2, 3)  # the last query is at the place of the last key
         allowed.append(~(_places(k) > _places(q).reshape([-1, 1]) + last))
     low = node.get("mask_filter_value", MASKED)
     return [*([] if own is None else [own]), *(node.where(each, zero, low) for each in allowed)]
-
-
-def _counting(node: Node, keys: Value, k: Value) -> Value:
-    """Which keys count, [N, 1, L or 1, T].
-
-    keys: a mask of the keys, a mask for each query, or the number of keys of each row.
-    """
-    axes = len(sizes_of(keys))
-    if axes == 1:
-        if not are_equal(sizes_of(keys), sizes_of(node.x)[:1]):
-            raise NoGradient("its mask of one axis is not known to be one length for each row")
-        return _places(k) < keys.cast(TensorProto.INT64).reshape([-1, 1, 1, 1])
-    if axes > 3:
-        raise NoGradient(f"its mask has {axes} axes, expected at most 3")
-    return (keys > 0).unsqueeze(*([1, 2] if axes == 2 else [1]))
 
 
 def _places(value: Value) -> Value:
@@ -198,17 +192,28 @@ def group_query_attention(node: Node) -> Gradients:
     """y = softmax(scale * q @ k.T + mask) @ v of each head of q, with the keys of its group; caches come first."""
     _refuse(node)
     heads = _grouped_heads(node)
-    q, k, v = _grouped_projections(node, heads)
+    q, k, v = (each.transpose(0, 2, 1, 3) for each in _parts(node, heads))
     new = node.x.shape(1, 2).squeeze(0)
     counted = node.required(5).cast(TensorProto.INT64).reshape([-1, 1, 1, 1]) + 1
-    places = _token_places(node, new, counted)
+    # In a first prompt all keys are new, whatever the rows' lengths are.
+    past, total = node.input(3), node.required(6).cast(TensorProto.INT64).scalar()
+    before = node.where(total.equals(new), 0, counted - new)
+    if past is None or _all_new(node):
+        places = TokenPlaces(before, new, new)
+    else:
+        places = TokenPlaces(before, new, node.body.node("Max", total, past.shape(2, 3).squeeze(0)))
     if node.get("do_rotary", 0):
         q, k = (_turned(node, each, places) for each in (q, k))
     k, v = (_in_cache(node.input(place), each, places) for place, each in ((3, k), (4, v)))
     if _all_new(node) and _takes_tiles(node, heads):
         y = _in_tiles(node, (q, k, v), heads, node.input(10), node.input(11), counted.reshape([-1]), **_limits(node))
     else:
-        y = attended(node, (q, k, v), heads, _mask(node, places, counted), node.input(10), node.input(11))
+        at, keys, window = places.queries(), places.keys(), node.get("local_window_size", -1)
+        mask = keys < counted
+        if node.get("causal", 1):
+            mask = mask & ~(keys > at)
+        mask = mask if window < 0 else mask & (keys > at - window)
+        y = attended(node, (q, k, v), heads, mask, node.input(10), node.input(11))
     return [y, k, v]
 
 
@@ -235,11 +240,6 @@ def _grouped_heads(node: Node) -> GroupedHeads:
     return GroupedHeads(queries, keys, width // (queries if node.input(1) is not None else queries + 2 * keys))
 
 
-def _grouped_projections(node: Node, heads: GroupedHeads) -> list[Value]:
-    """Query, key and value as [N, heads, L, H]."""
-    return [each.transpose(0, 2, 1, 3) for each in _parts(node, heads)]
-
-
 def _parts(node: Node, heads: GroupedHeads) -> list[Value]:
     """Query, key and value as [N, L, heads, H]; they may lie behind each other in the query."""
     x, key, value = node.x, node.input(1), node.input(2)
@@ -247,15 +247,6 @@ def _parts(node: Node, heads: GroupedHeads) -> list[Value]:
         ends = [0, heads.queries, heads.queries + heads.keys, heads.queries + 2 * heads.keys]
         x, key, value = (x.slice(start * heads.width, end * heads.width, 2) for start, end in pairwise(ends))
     return [each.reshape([0, 0, -1, heads.width]) for each in (x, key, value)]
-
-
-def _token_places(node: Node, new: Value, counted: Value) -> TokenPlaces:
-    """In a first prompt all keys are new, whatever the rows' lengths are."""
-    past, total = node.input(3), node.required(6).cast(TensorProto.INT64).scalar()
-    before = node.where(total.equals(new), 0, counted - new)
-    if past is None or _all_new(node):
-        return TokenPlaces(before, new, new)
-    return TokenPlaces(before, new, node.body.node("Max", total, past.shape(2, 3).squeeze(0)))
 
 
 def _turned(node: Node, x: Value, places: TokenPlaces) -> Value:
@@ -287,16 +278,6 @@ def _in_cache(past: Value | None, now: Value, places: TokenPlaces) -> Value:
     at = body.where(place < places.before, place, body.node("Min", place - places.before, places.new - 1) + room)
     shape = body.concat(now.shape(0, 2), places.total.reshape([1]), now.shape(3, 4))
     return body.node("GatherElements", both, at.expand(shape), axis=2)
-
-
-def _mask(node: Node, places: TokenPlaces, counted: Value) -> Value:
-    """Which keys count for which queries, [N, 1, L, T]."""
-    at, keys = places.queries(), places.keys()
-    window = node.get("local_window_size", -1)
-    counts = keys < counted
-    if node.get("causal", 1):
-        counts = counts & ~(keys > at)
-    return counts if window < 0 else counts & (keys > at - window)
 
 
 def attended(
@@ -448,8 +429,13 @@ def linear_attention(node: Node) -> Gradients:
     past, decay, rate = node.input(3), node.input(4), node.input(5)
     few = numbers_of(node.required(1), 2)[0] // width
     k, v = _shared(_in_time(node.required(1), few), keys, few), _in_time(node.required(2), keys)
+    q = _in_time(node.x, queries)
+    if queries >= keys:
+        q = q.reshape([0, 0, keys, queries // keys, width])
+    else:  # a head of queries belongs to several of keys
+        q = q.unsqueeze(3).expand(body.ints([1, 1, 1, keys // queries, 1])).reshape([0, 0, keys, 1, width])
     tokens = Tokens(
-        _queries(_in_time(node.x, queries), queries, keys, width) * (node.get("scale", 0.0) or width**-0.5),
+        q * (node.get("scale", 0.0) or width**-0.5),
         k,
         v,
         _in_time(decay, keys) if decay is not None and "gated" in rule else None,
@@ -463,14 +449,6 @@ def linear_attention(node: Node) -> Gradients:
 def _in_time(value: Value, heads: int) -> Value:
     """[N, T, heads * size] as [T, N, heads, size]; -1: heads of one number."""
     return value.reshape([0, 0, heads, -1] if heads > 0 else [0, 0, -1, 1]).transpose(1, 0, 2, 3)
-
-
-def _queries(q: Value, queries: int, keys: int, width: int) -> Value:
-    """[T, N, queries, K] as those of each head of keys; a head of queries may belong to several of keys."""
-    if queries >= keys:
-        return q.reshape([0, 0, keys, queries // keys, width])
-    shared = q.unsqueeze(3).expand(q.body.ints([1, 1, 1, keys // queries, 1]))
-    return shared.reshape([0, 0, keys, 1, width])
 
 
 @recomputed("GatedDeltaNet", domain=MICROSOFT, constant=(3, 9, 10))

@@ -198,12 +198,7 @@ def _padded(node: Node, place: Value, size: Value, padding: str) -> Value:
         rest = away - times * span
         odd = (times - (times * 0.5).apply("Floor") * 2) > 0.5
         place = node.where(odd, span - rest, rest) + low
-    return _within(node, place, size)
-
-
-def _within(node: Node, place: Value, size: Value) -> Value:
-    body = node.body
-    return body.node("Min", body.node("Max", place, body.number(0, place)), size - 1)
+    return node.body.node("Min", node.body.node("Max", place, node.body.number(0, place)), size - 1)
 
 
 def tapped(node: Node, images: Value, taps: Sequence[Tap]) -> Value:

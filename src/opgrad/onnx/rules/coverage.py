@@ -118,14 +118,11 @@ def coverage(domain: str, name: str) -> Coverage | None:
         return Coverage(NO, NONE.get(key, "its result does not change with its inputs, or is no number"))
     if declared is not None or key in BECOMES:
         return Coverage(YES, BECOMES.get(key, "a rule"))
-    return Coverage(YES, "that of the operators by which ONNX defines it") if _is_function(domain, name) else None
-
-
-def _is_function(domain: str, name: str) -> bool:
     if domain or not defs.has(name):
-        return False
+        return None
     schema: Any = defs.get_schema(name)  # onnx's type stubs lack the members read below
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    is_function = schema.has_function or schema.has_context_dependent_function
+    return Coverage(YES, "that of the operators by which ONNX defines it") if is_function else None
 
 
 def reason(domain: str, name: str) -> str | None:

@@ -92,24 +92,19 @@ def pad(node: Node) -> Gradients:
     """dx = the part of dy that x is; for the modes that repeat elements, the sum over all of their copies."""
     if node.get("mode", "constant") != "constant":
         return [moved_back(node)]
-    dx = _cut(node)
-    value = node.input(2)
+    pads, axes, value, body = node.constant(1), node.input(AXES_OF_PAD), node.input(2), node.body
+    if pads is None or min(pads, default=0) < 0:
+        dx = body.node("Pad", node.dy, -node.required(1), None, axes)
+    elif not any(pads):
+        dx = node.dy
+    else:
+        count = len(pads) // 2
+        ends = [-end if end else LAST for end in pads[count:].tolist()]
+        dx = body.node("Slice", node.dy, body.ints(pads[:count].tolist()), body.ints(ends), axes)
     if value is None or 2 not in node.needed:
         return [dx]
     outside = node.dy.sum(keepdims=False) - dx.sum(keepdims=False)
     return [dx, None, reshape_like(outside, value)]
-
-
-def _cut(node: Node) -> Value:
-    """dy without the padding."""
-    pads, axes = node.constant(1), node.input(AXES_OF_PAD)
-    if pads is None or min(pads, default=0) < 0:
-        return node.body.node("Pad", node.dy, -node.required(1), None, axes)
-    count, body = len(pads) // 2, node.body
-    ends = [-end if end else LAST for end in pads[count:].tolist()]
-    if not any(pads):
-        return node.dy
-    return body.node("Slice", node.dy, body.ints(pads[:count].tolist()), body.ints(ends), axes)
 
 
 @gradient("DepthToSpace", integers=True)

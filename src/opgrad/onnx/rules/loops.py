@@ -153,7 +153,8 @@ class Iterations:
         """Add a state to the Loop, a sequence that is empty at first; returns the name of the last one."""
         inside, proto = self.inside, self.node.proto
         empty, last = self.node.body.free(f"{before}_first"), self.node.body.free(f"{after}_last")
-        self.node.forward.put_first(helper.make_node("SequenceEmpty", [], [empty], empty, dtype=dtype))
+        first = helper.make_node("SequenceEmpty", [], [empty], empty, dtype=dtype)
+        self.node.forward.reorder([first, *self.node.forward.nodes()])
         proto.input.append(empty)
         proto.output.insert(self._states, last)
         for name in (empty, last):

@@ -125,11 +125,6 @@ class _Equation:
 @gradient("Einsum")
 def einsum(node: Node) -> Gradients:
     """dx = einsum of dy and all other operands, to the axes of x; an axis that is there twice gets a diagonal."""
-    equation = _parsed(node)
-    return [_gradient_of(node, equation, place) if place in node.needed else None for place in range(len(node.inputs))]
-
-
-def _parsed(node: Node) -> _Equation:
     text = node.get("equation").replace(" ", "")
     left, arrow, result = text.partition("->")
     terms = left.split(",")
@@ -141,7 +136,8 @@ def _parsed(node: Node) -> _Equation:
     count = [node.rank(place) - len(term.replace(REST, "")) if REST in term else 0 for place, term in enumerate(terms)]
     rest = _Equation(terms, result, "").unused(max(count))
     written = [term.replace(REST, rest[len(rest) - own :]) for term, own in zip(terms, count, strict=True)]
-    return _Equation(written, result.replace(REST, rest), rest)
+    equation = _Equation(written, result.replace(REST, rest), rest)
+    return [_gradient_of(node, equation, place) if place in node.needed else None for place in range(len(node.inputs))]
 
 
 def _gradient_of(node: Node, equation: _Equation, place: int) -> Value:
@@ -223,34 +219,24 @@ def dft(node: Node) -> Value:
     axis, inverse, onesided, last = _axis(node), node.get("inverse", 0), node.get("onesided", 0), node.rank() - 1
     own, given = node.x.shape(axis, axis + 1), node.input(LENGTH)
     if inverse and onesided:
-        _check_one_side(node, axis)
+        known, size = node.constant(LENGTH), sizes_of(node.x)[axis]
+        if known is not None and isinstance(size, int) and size != (wanted := int(known.reshape(())) // 2 + 1):
+            raise NoGradient(
+                f"it is an inverse of one side with {size} numbers, expected {wanted} of a length of "
+                f"{known.reshape(())}: of others onnxruntime computes something else than ONNX says"
+            )
     length = node.y.shape(axis, axis + 1) if inverse else own if given is None else given.reshape([1])
     dy = _filled(node.dy, axis, length) if onesided and not inverse else node.dy
     count = length.squeeze(0).cast(node.dy.element_type or TensorProto.FLOAT)
     back = _transform(dy, axis, inverse=1 - inverse, onesided=inverse & onesided)
     back = back / count if inverse else back * count
     if inverse and onesided:
-        back = back * _numbers_for_one(length.squeeze(0), back).reshape([-1, *[1] * (last - axis)])
+        # How many numbers of the whole each of one side stands for: the first, and of an even length the last, for one.
+        whole, body = length.squeeze(0), node.body
+        alone = body.node("Mod", body.range(whole / 2 + 1) * 2, whole).equals(0)
+        back = back * body.where(alone, body.number(1, back), 2).reshape([-1, *[1] * (last - axis)])
     back = back if given is None else _filled(back, axis, own)
     return back.slice(0, 1, last) if numbers_of(node.x, last) == [1] else back
-
-
-def _check_one_side(node: Node, axis: int) -> None:
-    """Raise NoGradient where onnxruntime is known to compute something else than ONNX's reference."""
-    given, size = node.constant(LENGTH), sizes_of(node.x)[axis]
-    if given is not None and isinstance(size, int) and size != (own := int(given.reshape(())) // 2 + 1):
-        raise NoGradient(
-            f"it is an inverse of one side with {size} numbers, expected {own} of a length of {given.reshape(())}: of "
-            "others onnxruntime computes something else than ONNX says"
-        )
-
-
-def _numbers_for_one(length: Value, like: Value) -> Value:
-    """For each place of one side, how many numbers of the whole it stands for: 1 or 2."""
-    body = length.body
-    # The first stands for itself alone, and of an even length the last.
-    alone = body.node("Mod", body.range(length / 2 + 1) * 2, length).equals(0)
-    return body.where(alone, body.number(1, like), 2)
 
 
 def _filled(value: Value, axis: int, length: Value) -> Value:
@@ -331,8 +317,10 @@ def col2im(node: Node) -> Value:
 @gradient("Det")
 def determinant(node: Node) -> Value:
     """dx = dy * y * inverse(x).T."""
+    if node.body.plain:
+        raise NoGradient("ONNX has no inverse of a matrix, expected plain=False")
     rank = node.rank()
-    return transposed(_inverse(node, node.x), rank) * (node.dy * node.y).unsqueeze(rank - 2, rank - 1)
+    return transposed(node.microsoft("Inverse", node.x), rank) * (node.dy * node.y).unsqueeze(rank - 2, rank - 1)
 
 
 @gradient("Inverse", domain=MICROSOFT)
@@ -340,12 +328,6 @@ def inverse(node: Node) -> Value:
     """dx = -y.T @ dy @ y.T."""
     y = transposed(node.y, node.rank())
     return -node.body.node("MatMul", node.body.node("MatMul", y, node.dy), y)
-
-
-def _inverse(node: Node, x: Value) -> Value:
-    if node.body.plain:
-        raise NoGradient("ONNX has no inverse of a matrix, expected plain=False")
-    return node.microsoft("Inverse", x)
 
 
 @gradient("Unique")

@@ -226,40 +226,28 @@ def _layer(node: Node, x: Value, index: int) -> Value:
 def _activated(node: Node, rows: Value) -> Value:
     """The numbers between the two layers of every expert."""
     first, kind, fusion = _layer(node, rows, 2), node.get("activation_type", "relu"), node.get("swiglu_fusion", 0)
-    if kind == "swiglu":
+    if kind == "swiglu":  # g * sigmoid(alpha * g) * (u + beta), g at most `limit` and u within both; 0 for no limit
         if node.get("swiglu_limit_after_activation", 0):
             raise NoGradient("it limits gates after their activation")
-        g, u = (first, _layer(node, rows, 6)) if not fusion else _halves(first, interleaved=fusion == 1)
-        names = {"activation_alpha": 1.0, "activation_beta": 0.0, "swiglu_limit": 0.0}
-        return _gated_linear(g, u, *(node.get(*each) for each in names.items()))
-    y = _activation(node, kind, first)
-    return y if node.input(6) is None else y * _layer(node, rows, 6)
-
-
-def _gated_linear(g: Value, u: Value, alpha: float, beta: float, limit: float) -> Value:
-    """g * sigmoid(alpha * g) * (u + beta), g at most `limit` and u within both limits; 0 for no limit."""
-    if limit:
-        top, bottom = (g.body.number(each, g) for each in (limit, -limit))
-        g, u = g.body.node("Min", g, top), g.body.node("Clip", u, bottom, top)
-    return g * (g * alpha).apply("Sigmoid") * (u + beta)
-
-
-def _halves(x: Value, interleaved: bool) -> list[Value]:
-    """The gates and the linear parts of a layer that computes both."""
-    if not interleaved:
-        return x.split(2, 2)
-    pairs = x.reshape(x.body.concat(x.shape(0, 2), x.body.ints([-1, 2])))
-    return [pairs.slice(index, index + 1, 3).squeeze(3) for index in (0, 1)]
-
-
-def _activation(node: Node, kind: str, x: Value) -> Value:
+        if fusion == 1:  # the layer computes both, gates and linear parts in turn
+            pairs = first.reshape(first.body.concat(first.shape(0, 2), first.body.ints([-1, 2])))
+            g, u = (pairs.slice(index, index + 1, 3).squeeze(3) for index in (0, 1))
+        else:
+            g, u = first.split(2, 2) if fusion else (first, _layer(node, rows, 6))
+        alpha, beta = node.get("activation_alpha", 1.0), node.get("activation_beta", 0.0)
+        if limit := node.get("swiglu_limit", 0.0):
+            top, bottom = (g.body.number(each, g) for each in (limit, -limit))
+            g, u = g.body.node("Min", g, top), g.body.node("Clip", u, bottom, top)
+        return g * (g * alpha).apply("Sigmoid") * (u + beta)
     if kind == "gelu":
-        return node.microsoft("FastGelu", x)
-    if kind == "silu":
-        return silu(x)
-    if kind not in EXPERT_ACTIVATIONS:
+        y = node.microsoft("FastGelu", first)
+    elif kind == "silu":
+        y = silu(first)
+    elif kind in EXPERT_ACTIVATIONS:
+        y = first.apply(EXPERT_ACTIVATIONS[kind])
+    else:
         raise NoGradient(f"its activation is {kind!r}, expected gelu, silu, swiglu, {', '.join(EXPERT_ACTIVATIONS)}")
-    return x.apply(EXPERT_ACTIVATIONS[kind])
+    return y if node.input(6) is None else y * _layer(node, rows, 6)
 
 
 def _shares(node: Node, weights: Value | None) -> Value:

@@ -112,20 +112,15 @@ def _column(node: Node, values: Value) -> Value:
     """Scales or zero points along the axis, in a shape that broadcasts to x."""
     if values.sizes is not None and len(values.sizes) == 0:
         return values
-    if node.get("block_size", 0):
-        return _stretched(node, values)
+    if block := node.get("block_size", 0):  # what each block along the axis has, for each of its numbers
+        axis = node.get("axis", 1) % node.rank()
+        places = node.body.range(node.x.shape(axis, axis + 1).squeeze(0)) / block
+        return node.body.node("Gather", values, places, axis=axis)
     known = node.required(1).sizes
     if known is None or len(known) != 1 or known[0] == 1:
         return values.reshape([]) if known is not None and list(known) == [1] else values
     axis = node.get("axis", 1) % node.rank()
     return values.reshape([-1 if index == axis else 1 for index in range(node.rank())])
-
-
-def _stretched(node: Node, blocks: Value) -> Value:
-    """What each block along the axis has, for each of its numbers."""
-    axis = node.get("axis", 1) % node.rank()
-    places = node.body.range(node.x.shape(axis, axis + 1).squeeze(0)) / node.get("block_size", 0)
-    return node.body.node("Gather", blocks, places, axis=axis)
 
 
 @gradient("DynamicQuantizeLinear")
