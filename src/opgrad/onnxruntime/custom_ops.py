@@ -32,16 +32,14 @@ def new_domains(api: Api, functions: Callable[[], dict[str, int]] | None = None,
     functions: returns the members that create and run nodes; None: those for sessions that run. cuda: whether
     sessions may have CUDA's provider.
     """
-    members = functions or _functions
-    return [_new_domain(api, name, _structures(origin, members, cuda)) for name, origin in DOMAINS]
-
-
-def _new_domain(api: Api, name: bytes, structures: list[Described]) -> int:
-    domain = ctypes.c_size_t()
-    api.check(abi.CREATE_CUSTOM_OP_DOMAIN, name, ctypes.byref(domain))
-    for structure in structures:
-        api.check(abi.CUSTOM_OP_DOMAIN_ADD, domain.value, ctypes.byref(structure))
-    return domain.value
+    domains = []
+    for name, origin in DOMAINS:
+        domain = ctypes.c_size_t()
+        api.check(abi.CREATE_CUSTOM_OP_DOMAIN, name, ctypes.byref(domain))
+        for structure in _structures(origin, functions or _functions, cuda):
+            api.check(abi.CUSTOM_OP_DOMAIN_ADD, domain.value, ctypes.byref(structure))
+        domains.append(domain.value)
+    return domains
 
 
 @functools.cache
@@ -96,21 +94,18 @@ def _natives(on_device: bool) -> tuple[int, ...]:
     )
 
 
-def _memory(api: Api, info: int) -> tuple[int, int]:
-    """The allocator of the device on which a node of CUDA's provider runs, and what describes its memory."""
-    allocator = ctypes.c_size_t()
-    api.check(abi.KERNEL_INFO_GET_ALLOCATOR, info, abi.DEFAULT_MEMORY, ctypes.byref(allocator))
-    entries = ctypes.cast(allocator.value, ctypes.POINTER(ctypes.c_size_t))
-    return allocator.value, abi.call(entries[abi.ALLOCATOR_INFO], allocator.value)
-
-
 def _create_kernel(op: int, api_address: int, info: int, kernel: int) -> int:
     """CreateKernelV2: make the node for `compute`; returns a status."""
     api = Api(api_address)
     try:
         overload = _overloads[op]
         attributes, inputs, outputs = read_attributes(api, info, overload)
-        memory = _memory(api, info) if overload.on_device else (0, 0)
+        memory = 0, 0  # the allocator of the device on which the node runs, and what describes its memory
+        if overload.on_device:
+            allocator = ctypes.c_size_t()
+            api.check(abi.KERNEL_INFO_GET_ALLOCATOR, info, abi.DEFAULT_MEMORY, ctypes.byref(allocator))
+            entries = ctypes.cast(allocator.value, ctypes.POINTER(ctypes.c_size_t))
+            memory = allocator.value, abi.call(entries[abi.ALLOCATOR_INFO], allocator.value)
         node = RuntimeNode(api, overload, attributes, inputs, outputs, _natives(overload.on_device), memory)
         ctypes.c_size_t.from_address(kernel).value = node.address
         return 0

@@ -181,38 +181,31 @@ def _infer(api: Api, op: int, context: int) -> int:
     """InferOutputShapeFn: set the shapes of a node's outputs as far as they are known; returns the status 0."""
     with suppress(Exception):  # a shape that cannot be computed stays open
         overload = custom_ops.overload_at(op)
-        shapes = _shapes_of_inputs(api, context, overload)
-        attributes = dict(overload.operator.attributes) | _attributes(api, context, overload)
+        count, shapes = ctypes.c_size_t(), dict[str, tuple[int, ...]]()
+        api.check(abi.SHAPE_CONTEXT_GET_INPUT_COUNT, context, ctypes.byref(count))
+        for i, port in enumerate(overload.inputs[: count.value]):
+            tensor = ctypes.c_size_t()
+            api.check(abi.SHAPE_CONTEXT_GET_INPUT, context, i, ctypes.byref(tensor))
+            shapes[port.parameter] = shape_of(api, tensor.value)
+            if port.several or min(shapes[port.parameter], default=0) < 0:
+                return 0
+        attributes = dict(overload.operator.attributes)
+        for name, default in overload.onnx.attributes.items():
+            attribute = ctypes.c_size_t()
+            with suppress(RuntimeError):  # the node has none of this name
+                api.check(abi.SHAPE_CONTEXT_GET_ATTRIBUTE, context, name.encode(), ctypes.byref(attribute))
+                attributes[name] = _value(api, attribute.value, default)
         for i, port in enumerate(overload.outputs):
             shape = _shape(overload.operator, port, shapes, attributes)
             if shape is not None:
                 with suppress(RuntimeError):  # the node has no such output
-                    _tell(api, context, i, _dtype(overload, port, attributes), shape)
+                    tensor, element_type = ctypes.c_size_t(), abi.ELEMENT_TYPES[_dtype(overload, port, attributes)]
+                    api.check(abi.CREATE_TENSOR_TYPE_AND_SHAPE, ctypes.byref(tensor))
+                    api.check(abi.SET_TENSOR_ELEMENT_TYPE, tensor.value, element_type)
+                    api.check(abi.SET_DIMENSIONS, tensor.value, (ctypes.c_int64 * len(shape))(*shape), len(shape))
+                    api.check(abi.SHAPE_CONTEXT_SET_OUTPUT, context, i, tensor.value)
+                    api.status(abi.RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, tensor.value)
     return 0
-
-
-def _shapes_of_inputs(api: Api, context: int, overload: Overload) -> dict[str, tuple[int, ...]]:
-    """The shapes of a node's inputs by parameter. Raises ValueError if one is not known, or stands for several."""
-    count, shapes = ctypes.c_size_t(), {}
-    api.check(abi.SHAPE_CONTEXT_GET_INPUT_COUNT, context, ctypes.byref(count))
-    for i, port in enumerate(overload.inputs[: count.value]):
-        tensor = ctypes.c_size_t()
-        api.check(abi.SHAPE_CONTEXT_GET_INPUT, context, i, ctypes.byref(tensor))
-        shapes[port.parameter] = shape_of(api, tensor.value)
-        if port.several or min(shapes[port.parameter], default=0) < 0:
-            raise ValueError
-    return shapes
-
-
-def _attributes(api: Api, context: int, overload: Overload) -> dict[str, Any]:
-    """The attributes that a node has."""
-    found = {}
-    for name, default in overload.onnx.attributes.items():
-        attribute = ctypes.c_size_t()
-        with suppress(RuntimeError):  # the node has none of this name
-            api.check(abi.SHAPE_CONTEXT_GET_ATTRIBUTE, context, name.encode(), ctypes.byref(attribute))
-            found[name] = _value(api, attribute.value, default)
-    return found
 
 
 def _value(api: Api, attribute: int, default: Any) -> Any:
@@ -253,12 +246,3 @@ def _dtype(overload: Overload, port: Port, attributes: dict[str, Any]) -> str:
     like = model_of(overload.operator, port.parameter)
     own = next(each.dtype for each in overload.inputs if each.parameter == like)
     return abi.DTYPES[numbers[0]] if numbers else own
-
-
-def _tell(api: Api, context: int, i: int, dtype: str, shape: tuple[int, ...]) -> None:
-    tensor = ctypes.c_size_t()
-    api.check(abi.CREATE_TENSOR_TYPE_AND_SHAPE, ctypes.byref(tensor))
-    api.check(abi.SET_TENSOR_ELEMENT_TYPE, tensor.value, abi.ELEMENT_TYPES[dtype])
-    api.check(abi.SET_DIMENSIONS, tensor.value, (ctypes.c_int64 * len(shape))(*shape), len(shape))
-    api.check(abi.SHAPE_CONTEXT_SET_OUTPUT, context, i, tensor.value)
-    api.status(abi.RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, tensor.value)

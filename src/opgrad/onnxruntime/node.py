@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from opgrad.base.locks import settling
-from opgrad.contract import DTYPES, FLOATS, NEEDS, Operator, Shape, Spec, only, spread
+from opgrad.contract import DTYPES, FLOATS, NEEDS, Shape, Spec, only, spread
 from opgrad.cpu.compiler.words import at, several, words
 from opgrad.cpu.plans import KeyedPlan, Plan, plan
 from opgrad.cpu.runtime import pool
@@ -55,7 +55,14 @@ def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, 
 
     `info` is the OrtKernelInfo of the node.
     """
-    _refuse_unread(api, info, overload)
+    for name in overload.onnx.unread:  # lists of text, which onnxruntime gives out to nobody
+        text, size = ctypes.create_string_buffer(LONGEST_STRING), ctypes.c_size_t(LONGEST_STRING)
+        try:
+            given = _read(api, abi.KERNEL_INFO_GET_STRING, info, name, text, ctypes.byref(size))
+        except RuntimeError:  # it has the attribute, of another type
+            given = True
+        if given:
+            raise NotImplementedError(f"{overload.onnx.name}: the node has the attribute {name}, expected none")
     found = {name: _attribute(api, info, overload, name) for name in overload.onnx.attributes}
     if "ignore_index" in overload.operator.attributes:
         found.setdefault("ignore_index", IGNORED_BY_DEFAULT)
@@ -68,28 +75,26 @@ def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, 
     for name in set(OUTPUT_TYPES).intersection(found):
         found["out_dtype"] = _out_dtype(overload, name, found.pop(name))
         for i in range(outputs.value):
-            _check_output(api, info, overload, i, found["out_dtype"])
+            number = ctypes.c_int()
+            with declaration(api, info, i) as tensor:
+                api.check(abi.GET_TENSOR_ELEMENT_TYPE, tensor, ctypes.byref(number))
+            declared = abi.DTYPES.get(number.value, f"ONNX type {number.value}")
+            if declared != found["out_dtype"]:
+                what = f"{overload.onnx.name}: {overload.outputs[min(i, len(overload.outputs) - 1)].parameter}"
+                raise ValueError(
+                    f"{what} is declared as {declared}, expected {found['out_dtype']}, as output_type or the input says"
+                )
     general = overload.operator.general
     if general is not None and NEEDS in general.keywords:
         names = zip(overload.outputs, range(outputs.value), strict=False)
         found[NEEDS] = tuple(
             port.parameter for port, i in names if is_given(api, info, i, abi.KERNEL_INFO_GET_OUTPUT_NAME)
         )
-    if overload.onnx.shape_of and not _has_input(api, info, overload, "shape", inputs.value):
-        found["shape"] = _declared_shape(api, info, overload)
+    if overload.onnx.shape_of:
+        index = next(i for i, port in enumerate(overload.inputs) if port.parameter == "shape")
+        if index >= inputs.value or not is_given(api, info, index):
+            found["shape"] = _declared_shape(api, info, overload)
     return found, inputs.value, outputs.value
-
-
-def _refuse_unread(api: Api, info: int, overload: Overload) -> None:
-    """NotImplementedError if the node has an attribute that cannot be read: onnxruntime gives out no lists of text."""
-    for name in overload.onnx.unread:
-        text, size = ctypes.create_string_buffer(LONGEST_STRING), ctypes.c_size_t(LONGEST_STRING)
-        try:
-            given = _read(api, abi.KERNEL_INFO_GET_STRING, info, name, text, ctypes.byref(size))
-        except RuntimeError:  # it has the attribute, of another type
-            given = True
-        if given:
-            raise NotImplementedError(f"{overload.onnx.name}: the node has the attribute {name}, expected none")
 
 
 def _read(api: Api, entry: int, info: int, name: str, *arguments: Any) -> bool:
@@ -150,23 +155,6 @@ def _out_dtype(overload: Overload, name: str, number: int | None) -> str:
         numbers = ", ".join(f"{abi.ELEMENT_TYPES[name]} ({name})" for name in FLOATS)
         raise ValueError(f"{overload.onnx.name}: {name} is {number}, expected one of {numbers}")
     return dtype
-
-
-def _check_output(api: Api, info: int, overload: Overload, i: int, expected: str) -> None:
-    """Raise ValueError unless the graph declares output i with the expected type."""
-    number = ctypes.c_int()
-    with declaration(api, info, i) as tensor:
-        api.check(abi.GET_TENSOR_ELEMENT_TYPE, tensor, ctypes.byref(number))
-    declared = abi.DTYPES.get(number.value, f"ONNX type {number.value}")
-    if declared != expected:
-        what = f"{overload.onnx.name}: {overload.outputs[min(i, len(overload.outputs) - 1)].parameter}"
-        raise ValueError(f"{what} is declared as {declared}, expected {expected}, as output_type or the input says")
-
-
-def _has_input(api: Api, info: int, overload: Overload, parameter: str, count: int) -> bool:
-    """Whether the node, which has so many inputs, has this one."""
-    index = next(i for i, port in enumerate(overload.inputs) if port.parameter == parameter)
-    return index < count and is_given(api, info, index)
 
 
 def is_given(api: Api, info: int, i: int, entry: int = abi.KERNEL_INFO_GET_INPUT_NAME) -> bool:
@@ -246,12 +234,23 @@ class RuntimeNode:
         self.inputs = _repeated(overload.inputs, inputs)
         if len(self.inputs) > MOST_INPUTS:
             raise ValueError(f"{overload.onnx.name}: the node has {inputs} inputs, expected at most {MOST_INPUTS}")
-        self.lists = self._lists(_repeated(overload.outputs, outputs))
-        self.operator = self._operator()
-        more = len(self.operator.arrays) - len(overload.operator.arrays)
-        self.outputs = _repeated(tuple(_moved(port, more) for port in overload.outputs), outputs)
+        self.operator = overload.operator
+        self.lists: tuple[int, int] | None = None  # the lengths of the lists of arrays among inputs and outputs
         if self.needs:
-            self.outputs = tuple(self._placed(port) for port in self.outputs)
+            self.operator = only(self.operator, tuple(self.needs))
+        elif self.operator.general is not None and any(port.several for port in overload.inputs + overload.outputs):
+            self.lists = (
+                sum(port.several for port in self.inputs),
+                sum(port.several for port in _repeated(overload.outputs, outputs)),
+            )
+            self.operator = spread(self.operator, *self.lists)
+        more = len(self.operator.arrays) - len(overload.operator.arrays)  # arrays before the results
+        moved = (p if p.operand in SPECIAL else replace(p, operand=p.operand + more) for p in overload.outputs)
+        self.outputs = _repeated(tuple(moved), outputs)
+        if self.needs:  # an output that the node lacks is never asked for its place
+            places = {name: i for i, name in enumerate(self.operator.results, len(self.operator.arrays))}
+            first = len(self.operator.arrays)
+            self.outputs = tuple(replace(p, operand=places.get(p.parameter, first)) for p in self.outputs)
         self.most_dimensions = dimensions_of(len(self.inputs))
         kinds = [_kind(port) for port in self.inputs]
         operands = len(self.operator.arrays) + len(self.operator.results)
@@ -266,26 +265,6 @@ class RuntimeNode:
         for gone in [node for node in list(_nodes.values()) if node._node.closed]:
             _nodes.pop(gone.address, None)
         _nodes[self.address] = self
-
-    def _operator(self) -> Operator:
-        """The operator; one with lists of arrays is specialized for the number of arrays of this node."""
-        operator = self.overload.operator
-        if self.needs:
-            return only(operator, tuple(self.needs))
-        return operator if self.lists is None else spread(operator, *self.lists)
-
-    def _lists(self, outputs: tuple[Port, ...]) -> tuple[int, int] | None:
-        """The lengths of the lists among inputs and outputs of an operator with lists of arrays; None for others."""
-        several = any(port.several for port in self.overload.inputs + self.overload.outputs)
-        if self.needs or not several or self.overload.operator.general is None:
-            return None
-        return sum(port.several for port in self.inputs), sum(port.several for port in outputs)
-
-    def _placed(self, port: Port) -> Port:
-        """An output with its place among those results; one that the node lacks is never asked for its place."""
-        names = list(self.operator.results)
-        index = names.index(port.parameter) if port.parameter in names else 0
-        return replace(port, operand=len(self.operator.arrays) + index)
 
     def prepare(self, key: tuple[int, ...]) -> KeyedPlan:
         """The plan for a key; TypeError or ValueError if the operator refuses such inputs."""
@@ -317,36 +296,29 @@ class RuntimeNode:
                 self._node.plans = keyed.address
             return keyed
 
-    def _result(self, plan: Plan, name: str) -> Spec:
-        return plan.results[list(self.operator.results).index(name)]
-
     def _outputs(self, plan: Plan) -> tuple[Outputs, Any, Any, Any]:
         """What `compute` knows of a plan's outputs, and the blocks to which it points."""
-        first, names = len(self.operator.arrays), list(self.operator.results)
+        first, results = len(self.operator.arrays), dict(zip(self.operator.results, plan.results, strict=True))
         wanted, spare = [], _aligned(plan.scratch_bytes) if self.overload.on_device else 0
         for port in self.outputs:
-            shape = (1,) if port.operand == FLAG else self._shape_of(port, plan)
+            if port.operand == FLAG:
+                shape: Shape = (1,)
+            elif port.operand in COPIES:
+                shape = results[port.parameter].shape
+            else:
+                shape = plan.results[port.operand - first].shape
             wanted += [*Output(port.operand, len(shape)).words, *shape]
         lacking = []
-        for operand, (name, result) in enumerate(zip(names, plan.results, strict=True), first):
+        for operand, (name, result) in enumerate(results.items(), first):
             if name not in self.overload.onnx.overwrites:
                 lacking.append(Lacking(operand, spare))
-                spare += _aligned(_bytes(result)) if self._may_lack(operand) else 0
-        overwritten = words(_bytes(self._result(plan, name)) for name in self.overload.onnx.overwrites)
+                optional = all(port.optional for port in self.outputs if port.operand == operand)
+                spare += _aligned(_bytes(result)) if optional and not self.needs else 0
+        overwritten = words(_bytes(results[name]) for name in self.overload.onnx.overwrites)
         kept = overwritten, words(wanted), several(Lacking, lacking)
         sizes, outputs, places = map(ctypes.addressof, kept)
         source = pool.source(spare)
         return Outputs(spare, source, sizes, len(self.outputs), outputs, len(lacking), places), *kept
-
-    def _shape_of(self, port: Port, plan: Plan) -> Shape:
-        """The shape of the result that an output gets, or gets a copy of."""
-        if port.operand in COPIES:
-            return self._result(plan, port.parameter).shape
-        return plan.results[port.operand - len(self.operator.arrays)].shape
-
-    def _may_lack(self, operand: int) -> bool:
-        """Whether the node may have no output for a result."""
-        return not self.needs and all(port.optional for port in self.outputs if port.operand == operand)
 
     def _plan(self, key: tuple[int, ...]) -> Plan:
         if self.overload.on_device:
@@ -374,15 +346,21 @@ class RuntimeNode:
         attributes = dict(self.attributes)
         rest = iter(key[1:])
         for port in self.inputs:
-            shape = self._shape(port, next(rest), rest)
-            if shape is None:
+            rank = next(rest)
+            if rank == ABSENT:
                 continue
+            if rank > self.most_dimensions:
+                what = f"{operator.name}: {port.parameter}"
+                raise ValueError(f"{what} has {rank} dimensions, expected at most {self.most_dimensions}")
+            shape = tuple(itertools.islice(rest, rank))
             if port.operand == VALUE:
                 attributes[port.parameter] = self._value(port, shape, rest)
             else:
                 specs[operator.arrays[port.operand]] = Spec(shape, DTYPES[port.dtype])
         if self.overload.onnx.until_13:
-            attributes["axis"] = _until_last(attributes["axis"], specs)
+            axis, rank = attributes["axis"], len(next(iter(specs.values())).shape)
+            if -rank <= axis < rank:  # the operator itself refuses others
+                attributes["axis"] = tuple(range(axis % rank, rank))
         if self.overload.onnx.shape_of:
             # The graph may leave the number of images open; it is that of the first array.
             first = next(iter(specs.values())).shape
@@ -391,14 +369,6 @@ class RuntimeNode:
             if kind is bool and name in attributes:
                 attributes[name] = bool(attributes[name])  # ONNX and the words of a key only have integers
         return tuple(specs.get(name) for name in operator.arrays), attributes
-
-    def _shape(self, port: Port, rank: int, rest: Iterator[int]) -> Shape | None:
-        if rank == ABSENT:
-            return None
-        if rank > self.most_dimensions:
-            what = f"{self.operator.name}: {port.parameter}"
-            raise ValueError(f"{what} has {rank} dimensions, expected at most {self.most_dimensions}")
-        return tuple(itertools.islice(rest, rank))
 
     def _value(self, port: Port, shape: Shape, rest: Iterator[int]) -> Any:
         """An input that is read as an attribute: a tuple where the operator takes one, or one number."""
@@ -409,7 +379,9 @@ class RuntimeNode:
         dtype = DTYPES[port.dtype]
         unsigned = np.array(list(itertools.islice(rest, elements)), np.int64).view(np.uint64)
         values = tuple(unsigned.astype(f"u{dtype.itemsize}").view(dtype).tolist())
-        if port.parameter == "shape" or _is_tuple(self.operator.types[port.parameter]):
+        hint = self.operator.types[port.parameter] if port.parameter != "shape" else tuple[int, ...]
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        if any(typing.get_origin(option) is tuple for option in options):
             if len(shape) != 1:
                 raise ValueError(f"{what} is an array of shape {shape}, expected one dimension")
             return values
@@ -418,23 +390,12 @@ class RuntimeNode:
         return values[0]
 
 
-def _is_tuple(hint: Any) -> bool:
-    """Whether an annotation asks for a tuple, or for one or None."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return any(typing.get_origin(option) is tuple for option in options)
-
-
 def _bytes(result: Spec) -> int:
     return math.prod(result.shape) * result.dtype.itemsize
 
 
 def _aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
-
-
-def _moved(port: Port, places: int) -> Port:
-    """A result's port where there are so many more arrays before it."""
-    return port if port.operand in SPECIAL else replace(port, operand=port.operand + places)
 
 
 def _repeated(ports: tuple[Port, ...], count: int) -> tuple[Port, ...]:
@@ -459,12 +420,6 @@ def _overwritten(overload: Overload) -> Iterator[Overwritten]:
     for (result, buffer), copy in zip(overload.onnx.overwrites.items(), COPIES, strict=False):
         place = len(operator.arrays) + list(operator.results).index(result)
         yield Overwritten(place, operator.arrays.index(buffer), copy)
-
-
-def _until_last(axis: int, specs: Mapping[str, Spec]) -> int | tuple[int, ...]:
-    """The axes from `axis` to the last one; an invalid axis is returned as it is, for the operator's own check."""
-    rank = len(next(iter(specs.values())).shape)
-    return tuple(range(axis % rank, rank)) if -rank <= axis < rank else axis
 
 
 def prepare(node: int, key: int, found: int, operands: int) -> int:

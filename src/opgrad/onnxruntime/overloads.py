@@ -96,14 +96,12 @@ def _choices(operator: Operator, onnx: OnnxName) -> Iterator[dict[str, str]]:
     groups: dict[str, list[str]] = {}
     for name in map(plain, onnx.inputs):
         groups.setdefault(_group(operator, onnx, name), []).append(name)
-    options = [_common_dtypes(operator, onnx, names) for names in groups.values()]
+    options = []
+    for names in groups.values():
+        first, *others = (_dtypes(operator, onnx, name) for name in names)
+        options.append([dtype for dtype in first if all(dtype in dtypes for dtypes in others)])
     for chosen in itertools.product(*options):
         yield {name: dtype for names, dtype in zip(groups.values(), chosen, strict=True) for name in names}
-
-
-def _common_dtypes(operator: Operator, onnx: OnnxName, names: list[str]) -> list[str]:
-    first, *others = (_dtypes(operator, onnx, name) for name in names)
-    return [dtype for dtype in first if all(dtype in dtypes for dtypes in others)]
 
 
 def _group(operator: Operator, onnx: OnnxName, name: str) -> str:
@@ -138,19 +136,14 @@ def _output(operator: Operator, onnx: OnnxName, name: str, dtypes: dict[str, str
     parameter, optional, several = plain(name), "?" in name, "*" in name
     if parameter not in operator.results:
         return Port(parameter, optional, "bool", FLAG)
-    dtype = _result_dtype(operator, onnx, parameter, dtypes)
+    dtype, allowed = dtypes.get(model_of(operator, parameter), ""), operator.results[parameter].dtypes
+    dtype = dtype if dtype in allowed else allowed[0]
+    if not onnx.attributes.keys().isdisjoint(OUTPUT_TYPES):
+        dtype = ANY
     if parameter in onnx.overwrites:
         return Port(parameter, optional, dtype, COPIES[list(onnx.overwrites).index(parameter)])
     operand = len(operator.arrays) + list(operator.results).index(parameter)
     return Port(parameter, optional, dtype, operand, several)
-
-
-def _result_dtype(operator: Operator, onnx: OnnxName, result: str, dtypes: dict[str, str]) -> str:
-    if not onnx.attributes.keys().isdisjoint(OUTPUT_TYPES):
-        return ANY
-    allowed = operator.results[result].dtypes
-    model = dtypes.get(model_of(operator, result), "")
-    return model if model in allowed else allowed[0]
 
 
 def model_of(operator: Operator, result: str) -> str:
@@ -180,19 +173,13 @@ def described(members: dict[str, int], overload: Overload, name: int, provider: 
 
 
 def _words(ports: Sequence[Port]) -> Any:
-    words = [word for each in ports for word in (abi.ELEMENT_TYPES[each.dtype], _characteristic(each), _memory(each))]
+    words = []
+    for port in ports:
+        # onnxruntime refuses required outputs of undefined type, except with one input of undefined type.
+        characteristic = abi.OPTIONAL if port.optional or port.dtype == ANY else abi.REQUIRED
+        memory = abi.CPU_MEMORY if port.operand == VALUE else abi.DEFAULT_MEMORY
+        words += [abi.ELEMENT_TYPES[port.dtype], abi.VARIADIC if port.several else characteristic, memory]
     return (ctypes.c_int64 * len(words))(*words)
-
-
-def _characteristic(port: Port) -> int:
-    if port.several:
-        return abi.VARIADIC
-    # onnxruntime refuses required outputs of undefined type, except with one input of undefined type.
-    return abi.OPTIONAL if port.optional or port.dtype == abi.ANY else abi.REQUIRED
-
-
-def _memory(port: Port) -> int:
-    return abi.CPU_MEMORY if port.operand == VALUE else abi.DEFAULT_MEMORY
 
 
 # --- answers --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,9 +62,13 @@ class _Trials:
         small = self._model_of(node)
         key = small.SerializeToString(deterministic=True)
         if key not in self._known:
-            tried = self._try(small)
-            # Shapes that a model declares may be wrong: onnxruntime then takes those that it infers.
-            self._known[key] = self._try(_without_shapes(small)) if tried[0] == NOBODY else tried
+            self._known[key] = self._try(small)
+            if self._known[key][0] == NOBODY:
+                # Shapes that a model declares may be wrong: onnxruntime then takes those that it infers.
+                for item in (*small.graph.input, *small.graph.output):
+                    if item.type.HasField("tensor_type"):
+                        item.type.tensor_type.ClearField("shape")
+                self._known[key] = self._try(small)
         runner, types = self._known[key]
         for name, kind in zip(filter(None, node.output), types, strict=True):
             self._types.setdefault(name, kind)
@@ -108,22 +113,14 @@ class _Trials:
             types = _output_types(model, stock=runner == NATIVE)
             if types is not None:
                 return runner, types
-        types = _types_when_lowered(model)
-        if types is not None:
-            return LOWERING, types
+        with suppress(NotImplementedError, ValueError):
+            types = _output_types(lower(model), stock=True)  # the lowered model may have more outputs
+            if types is not None:
+                return LOWERING, types[: len(model.graph.output)]
         given = [item.type for item in model.graph.input]
         floats = [each for each in given if each.tensor_type.elem_type in FLOATS]
         guess = helper.make_tensor_type_proto((floats or given or [FLOAT])[0].tensor_type.elem_type, None)
         return NOBODY, [item.type if item.HasField("type") else guess for item in model.graph.output]
-
-
-def _without_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, whose inputs and outputs have element types alone."""
-    copy = copied(model)
-    for item in (*copy.graph.input, *copy.graph.output):
-        if item.type.HasField("tensor_type"):
-            item.type.tensor_type.ClearField("shape")
-    return copy
 
 
 def _output_types(model: onnx.ModelProto, stock: bool) -> list[onnx.TypeProto] | None:
@@ -137,24 +134,13 @@ def _output_types(model: onnx.ModelProto, stock: bool) -> list[onnx.TypeProto] |
     except ValueError:
         return None
     declared = {item.name: item.type for item in model.graph.output if item.HasField("type")}
-    return [declared.get(item.name) or _type_of(item) for item in outputs]
-
-
-def _types_when_lowered(model: onnx.ModelProto) -> list[onnx.TypeProto] | None:
-    """The types of the outputs if stock onnxruntime runs the lowered model, which may have more outputs."""
-    try:
-        lowered = lower(model)
-    except (NotImplementedError, ValueError):
-        return None
-    types = _output_types(lowered, stock=True)
-    return None if types is None else types[: len(model.graph.output)]
-
-
-def _type_of(output: onnxruntime.NodeArg) -> onnx.TypeProto:
-    """The type of a session's output; it stays empty for sequences and other types that are no tensors."""
-    if output.type in ELEMENT_TYPES:
-        return helper.make_tensor_type_proto(ELEMENT_TYPES[output.type], output.shape or None)  # [] means unknown, too
-    return onnx.TypeProto()
+    found = []
+    for item in outputs:
+        kind = onnx.TypeProto()  # stays empty for sequences and other types that are no tensors
+        if item.type in ELEMENT_TYPES:
+            kind = helper.make_tensor_type_proto(ELEMENT_TYPES[item.type], item.shape or None)  # [] means unknown, too
+        found.append(declared.get(item.name) or kind)
+    return found
 
 
 @dataclass(frozen=True)
