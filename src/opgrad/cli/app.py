@@ -105,8 +105,10 @@ def compile_kernels(
 
 
 if TYPE_CHECKING:
-    from opgrad.onnxruntime.runners import Lowered
+    pass
 
+TEXT_WIDTH = 200  # of a table in a file or a pipe
+app = typer.Typer(name="opgrad", no_args_is_help=True, pretty_exceptions_enable=False)
 MOST_OUTPUTS = 8  # that are named
 
 
@@ -132,6 +134,7 @@ def lower(
 
     Example: opgrad lower examples/digits/training_model.onnx -o plain.onnx
     """
+    from opgrad.cli import text
     from opgrad.onnxruntime import LOWERED, NOT_LOWERED, runners
 
     if show_list:
@@ -141,39 +144,25 @@ def lower(
         raise typer.BadParameter("expected MODEL and --output, or --list")
     with made_folder(output.absolute().parent):
         lowered = runners.lower_file(model, output, operator or None)
-    _print(output, lowered)
-
-
-def _print(target: Path, found: "Lowered") -> None:
-    """Print what became of the operators, and which outputs there are now."""
-    from opgrad.cli import text
-
     screen = console()
     text.fit(screen)
-    table = Table("operator", title=f"lowered in {target}", title_justify="left")
+    table = Table("operator", title=f"lowered in {output}", title_justify="left")
     for title in ("nodes", "functions"):
         table.add_column(title, justify="right")
-    for name, nodes in found.nodes.items():
-        table.add_row(name, str(nodes), str(found.functions[name]))
+    for name, nodes in lowered.nodes.items():
+        table.add_row(name, str(nodes), str(lowered.functions[name]))
     table.add_section()
-    table.add_row(f"{len(found.nodes)} in all", str(sum(found.nodes.values())), str(sum(found.functions.values())))
+    table.add_row(
+        f"{len(lowered.nodes)} in all", str(sum(lowered.nodes.values())), str(sum(lowered.functions.values()))
+    )
     screen.print(table)
-    if found.outputs:
-        count, names = len(found.outputs), found.outputs[:MOST_OUTPUTS]
+    if lowered.outputs:
+        count, names = len(lowered.outputs), lowered.outputs[:MOST_OUTPUTS]
         names += [f"… and {count - MOST_OUTPUTS} more"] if count > MOST_OUTPUTS else []
         added = f"{count} outputs added: {', '.join(names)}; opgrad.feedback in the model's metadata tells their inputs"
         screen.print(added, highlight=False)
-    for name in found.left:
+    for name in lowered.left:
         screen.print(f"not lowered, and not in stock onnxruntime: {name}", style="red", highlight=False)
-
-
-TEXT_WIDTH = 200  # of a table in a file or a pipe
-
-app = typer.Typer(
-    name="opgrad",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
 
 
 def _print_version(asked: bool) -> None:

@@ -13,7 +13,6 @@ from opgrad.cli.commands.artifacts import made_folder, numbers
 from opgrad.cli.commands.options import opt, option, positive, takes_groups
 
 if TYPE_CHECKING:
-    from opgrad.training.export.export import Exported
     from opgrad.training.export.rules import StepRule
 
 
@@ -129,7 +128,11 @@ def step(
 
     Example: opgrad step examples/digits --flat --eval --infer -o step.onnx
     """
+    from opgrad.cli import text
     from opgrad.training.export import export_step
+    from opgrad.training.files.artifact_set import FILES
+    from opgrad.training.files.dataset import show
+    from opgrad.training.make.checks import quantity
 
     given = {**vars(options), "optimizer": optimizer.rule()}
     given["outputs"] = given.pop("output_name") or ()
@@ -137,30 +140,14 @@ def step(
     given["models"] = [name for name, is_wanted in wanted.items() if is_wanted]
     trained, notes = {name: value for name, value in vars(language).items() if value}, tuple[str, ...]()
     with made_folder(output.absolute().parent):
-        if trained or _is_language_model(directory):
+        is_set = any((directory / name).exists() for name in FILES)
+        if trained or ((directory / "tokenizer.json").is_file() and not is_set):
             from opgrad.tune import Tuner
 
             tuner = Tuner(directory, **trained)
             made, notes = tuner.export_step(output, **given), tuner.adapted.setting().notes
         else:
             made = export_step(directory, output, **given)
-    _print(made)
-    for note in notes:
-        console().print(Text(visible(f"note: {note}")))
-
-
-def _is_language_model(directory: Path) -> bool:
-    from opgrad.training.files.artifact_set import FILES
-
-    return (directory / "tokenizer.json").is_file() and not any((directory / name).exists() for name in FILES)
-
-
-def _print(made: "Exported") -> None:
-    """Print what was written, and what the step takes and gives."""
-    from opgrad.cli import text
-    from opgrad.training.files.dataset import show
-    from opgrad.training.make.checks import quantity
-
     manifest, screen = made.manifest, console()
     text.fit(screen)
     files = [(made.files[kind].name, text.size(entry["bytes"])) for kind, entry in manifest["files"].items()]
@@ -177,3 +164,5 @@ def _print(made: "Exported") -> None:
         ("opset", f"{manifest['opset']}, {quantity(manifest['functions'], 'function')}"),
     ]
     screen.print(text.facts(f"step of {manifest['name']} in {made.files['step'].parent}", rows))
+    for note in notes:
+        screen.print(Text(visible(f"note: {note}")))

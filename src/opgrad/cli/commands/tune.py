@@ -5,7 +5,7 @@ import shlex
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.console import Console
@@ -21,7 +21,6 @@ from opgrad.cli.commands.options import RunSettings, given, opt, takes_groups, w
 if TYPE_CHECKING:
     from opgrad.training.engine.distributed import OneProcess
     from opgrad.tune import Tuner
-    from opgrad.tune.tuner import Tuned
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -117,7 +116,8 @@ def tune(
     from opgrad.training.engine import distributed
     from opgrad.tune import Tuner
 
-    processes, output = distributed.begin(), texts.output or _output(model)
+    processes = distributed.begin()
+    output = texts.output or Path("tuned") / (model.resolve().name if model.is_dir() else model.stem)
     screen = console(not processes.is_first)
     with processes.failing_together():
         trains = texts.data is not None and not texts.show and processes.is_first
@@ -168,10 +168,6 @@ def size_in_bytes(text: str | None) -> int | None:
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
-def _output(model: Path) -> Path:
-    return Path("tuned") / (model.resolve().name if model.is_dir() else model.stem)
-
-
 def _train(
     tuner: "Tuner", texts: Texts, output: Path, settings: RunSettings, processes: "OneProcess", screen: Console,
     command: str,
@@ -195,24 +191,36 @@ def _train(
             print_adapters(screen, "", adapted(waiting.pop()))
         screen.print(line)
 
+    if settings.validation is not None and Path(settings.validation).exists():  # a file of examples
+        given_settings = {**replace(settings, validation=None).of_recipe(), "validation": Path(settings.validation)}
+    else:
+        given_settings = settings.of_recipe()
     try:
         epochs = settings.epochs or model.task.DEFAULTS["epochs"]
         with TrainingBar(screen, model.folder.resolve().name, "tokens", epochs) as bar:
             run = tuner.fit(
                 texts.data, output, train_on=texts.train_on, skip_bad=texts.skip_bad, samples=texts.sample or (),
                 progress=bar, log=log, resume=texts.resume, processes=processes, loggers=settings.log or (),
-                **_settings(settings),
+                **given_settings,
             )  # fmt: skip
     except Interrupted as interruption:
         raise RuntimeError(f"{interruption}; to go on: {command}") from None
-    _print(screen, run)
-
-
-def _settings(settings: RunSettings) -> dict[str, Any]:
-    """The settings of a run; validation may be a file of examples."""
-    if settings.validation is None or not Path(settings.validation).exists():
-        return settings.of_recipe()
-    return {**replace(settings, validation=None).of_recipe(), "validation": Path(settings.validation)}
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    history, best = run.state.history, run.best_epoch
+    table.add_row("trained", f"{run.trained:,} numbers on {run.rows:,} examples, {len(history)} times")
+    table.add_row(
+        "training loss", f"{history[0].train_loss:.4f} in the first epoch, {history[-1].train_loss:.4f} in the last"
+    )
+    perplexities = [each for each in run.perplexities() if each is not None]
+    if best is not None and perplexities:
+        table.add_row(
+            "perplexity", f"{perplexities[0]:.3g} before, {min(perplexities[1:]):.3g} after epoch {best}, the best"
+        )
+    for name, (before, after) in run.figures.items():
+        table.add_row(name, f"{after:.4f}" if before is None else f"{before:.4f} before, {after:.4f} after")
+    table.add_row("speed", f"{run.tokens_per_second:,.0f} tokens/s")
+    table.add_row("written", f"{run.output}: {', '.join(run.files)}")
+    screen.print(table)
 
 
 def _show(tuner: "Tuner", texts: Texts, screen: Console) -> None:
@@ -233,26 +241,6 @@ def _show(tuner: "Tuner", texts: Texts, screen: Console) -> None:
         screen.print(Panel(text, title=examples.origin(number), title_align="left"))
     for line in notes(examples.told, model.max_length):
         screen.print(line)
-
-
-def _print(screen: Console, run: "Tuned") -> None:
-    """Print what a run came to and what was written where."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    history, best = run.state.history, run.best_epoch
-    table.add_row("trained", f"{run.trained:,} numbers on {run.rows:,} examples, {len(history)} times")
-    table.add_row(
-        "training loss", f"{history[0].train_loss:.4f} in the first epoch, {history[-1].train_loss:.4f} in the last"
-    )
-    perplexities = [each for each in run.perplexities() if each is not None]
-    if best is not None and perplexities:
-        table.add_row(
-            "perplexity", f"{perplexities[0]:.3g} before, {min(perplexities[1:]):.3g} after epoch {best}, the best"
-        )
-    for name, (before, after) in run.figures.items():
-        table.add_row(name, f"{after:.4f}" if before is None else f"{before:.4f} before, {after:.4f} after")
-    table.add_row("speed", f"{run.tokens_per_second:,.0f} tokens/s")
-    table.add_row("written", f"{run.output}: {', '.join(run.files)}")
-    screen.print(table)
 
 
 def _written(tuner: "Tuner", prompt: str, adapter: Path | None, trying: Trying, seed: int) -> str:

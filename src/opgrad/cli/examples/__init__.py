@@ -6,7 +6,7 @@ takes a random generator and whether the benchmark asks, and gives small example
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ import numpy as np
 from opgrad.call.arrays import as_given, expanded, spec_of
 from opgrad.cli.examples import arrays, layers
 from opgrad.cli.examples.arguments import PLANNED, Example, arguments, options_of, signature, widened
-from opgrad.contract import DTYPES, FLOATS, Array, Operator, Shape, Spec
+from opgrad.contract import DTYPES, FLOATS, Array, Operator, Spec
 
-Examples = Callable[[np.random.Generator, bool], Sequence[Example]]
+Examples = Callable[[np.random.Generator, bool], Iterable[Example]]
 FILES = (layers, arrays)
 
 
@@ -27,7 +27,12 @@ def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) ->
     """
     make = own_examples(op)
     if make is None:
-        return [_derived(op, shape, dtype, seed, options) for shape, options in options_of(op)]
+        return [
+            Example(
+                arguments(op, shape, dtype, seed=seed, **options), max(math.prod(shape), *options.get("indices", (1,)))
+            )
+            for shape, options in options_of(op)
+        ]
     found = make(np.random.default_rng(seed), large)
     return [Example(_converted(op, example.arguments, dtype), example.terms) for example in found]
 
@@ -51,11 +56,6 @@ def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec |
 def own_examples(op: Operator) -> Examples | None:
     """The function that makes an operator's examples; None if they follow from its declaration."""
     return next((getattr(file, op.name) for file in FILES if hasattr(file, op.name)), None)
-
-
-def _derived(op: Operator, shape: Shape, dtype: str, seed: int, options: dict[str, Any]) -> Example:
-    values = arguments(op, shape, dtype, seed=seed, **options)
-    return Example(values, max(math.prod(shape), *options.get("indices", (1,))))
 
 
 def expected(op: Operator, given: Mapping[str, Any]) -> list[Array]:

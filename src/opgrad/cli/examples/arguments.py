@@ -136,14 +136,16 @@ def arguments(
     Raises what the operator raises.
     """
     shapes = _shapes(op, shape, indices, optional, attributes)
-    high = _choices(op, shape, attributes)
-    made = source(seed)
-    values: dict[str, Any] = {}
+    axis = 1 if op.kind == "classes" else attributes.get("axis", 0)
+    high = shape[axis] if shape and op.kind in ("classes", "slices") else 1  # the number of classes or indices
+    made, values, before = source(seed), dict[str, Any](), operators()[op.forward] if op.forward else None
     for name in shapes:
         if _is_integer(op, name):
             values[name] = made.integers(1 if equal else high, shapes[name])
-        elif (saved := _saved(op, name, shape, dtype, seed, source, forward, attributes)) is not None:
-            values[name] = saved
+        elif before is not None and name in before.results and name not in before.inputs:
+            known = {key: value for key, value in attributes.items() if key in before.attributes}
+            given = arguments(before, shape, dtype, seed=seed + 1, source=source, forward=forward, **known)
+            values[name] = forward(before, given)[list(before.results).index(name)]
         else:
             draw = made.factors if op.inputs[name].role == "alone" else made.normal
             values[name] = draw(shapes[name], dtype)
@@ -187,31 +189,6 @@ def _shapes(op: Operator, shape: Shape, indices: Shape, optional: bool, attribut
         if compute is not None:
             shapes[name] = compute(shapes, normalised)
     return shapes
-
-
-def _choices(op: Operator, shape: Shape, attributes: dict[str, Any]) -> int:
-    """The number of classes or indices."""
-    axis = 1 if op.kind == "classes" else attributes.get("axis", 0)
-    return shape[axis] if shape and op.kind in ("classes", "slices") else 1
-
-
-def _saved(
-    op: Operator,
-    name: str,
-    shape: Shape,
-    dtype: str,
-    seed: int,
-    source: Callable[[int], ArraySource],
-    compute: Callable[[Operator, dict[str, Any]], Sequence[Any]],
-    attributes: dict[str, Any],
-) -> Any:
-    """The forward operator's result of this name; None if it has none."""
-    forward = operators()[op.forward] if op.forward else None
-    if forward is None or name not in forward.results or name in forward.inputs:
-        return None
-    known = {key: value for key, value in attributes.items() if key in forward.attributes}
-    given = arguments(forward, shape, dtype, seed=seed + 1, source=source, forward=compute, **known)
-    return compute(forward, given)[list(forward.results).index(name)]
 
 
 def options_of(op: Operator) -> list[tuple[Shape, dict[str, Any]]]:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,10 @@ def gelu_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
 
 
 def bias_gelu_grad_dx(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
-    for shape in [LARGE_ELEMENTS] if large else ROWS_OF_BIAS:
-        arrays = {"dy": normal(rng, shape), "x": normal(rng, shape, FAR), "bias": normal(rng, shape[-1:])}
-        found.append(Example(arrays))
-    return found
+    return [
+        Example({"dy": normal(rng, shape), "x": normal(rng, shape, FAR), "bias": normal(rng, shape[-1:])})
+        for shape in ([LARGE_ELEMENTS] if large else ROWS_OF_BIAS)
+    ]
 
 
 fast_gelu, fast_gelu_grad, bias_fast_gelu_grad_dx = gelu, gelu_grad, bias_gelu_grad_dx
@@ -51,12 +51,8 @@ def _gates(rng: np.random.Generator, large: bool, names: Sequence[str]) -> Seque
     return [Example({**{name: normal(rng, shape, 2) for name in names}, "activation": of}) for shape, of in pairs]
 
 
-def gated_linear_unit(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return _gates(rng, large, ("gate", "up"))
-
-
-def gated_linear_unit_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return _gates(rng, large, ("dy", "gate", "up"))
+gated_linear_unit = partial(_gates, names=("gate", "up"))
+gated_linear_unit_grad = partial(_gates, names=("dy", "gate", "up"))
 
 
 def dropout(rng: np.random.Generator, large: bool) -> Sequence[Example]:
@@ -136,12 +132,10 @@ def _statistics(x: Array, axes: tuple[int, ...], centred: bool = True) -> tuple[
     return mean, 1 / np.sqrt(np.square(x - mean).sum(axes, keepdims=True) / count + 1e-5)
 
 
-def layer_normalization(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
+def layer_normalization(rng: np.random.Generator, large: bool) -> Iterator[Example]:
     for i, (given, terms) in enumerate(_rows(rng, large)):
         bias = {"bias": rng.normal(size=given["scale"].shape)} if large or i % 3 else {}
-        found.append(Example({**given, **bias, "epsilon": 1e-3 if i % 2 else 1e-5}, terms))
-    return found
+        yield Example({**given, **bias, "epsilon": 1e-3 if i % 2 else 1e-5}, terms)
 
 
 def layer_normalization_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
@@ -174,27 +168,22 @@ def _channels(rng: np.random.Generator, large: bool) -> list[tuple[dict[str, Any
     return found
 
 
-def batch_norm_internal(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
+def batch_norm_internal(rng: np.random.Generator, large: bool) -> Iterator[Example]:
     for i, (given, _, terms) in enumerate(_channels(rng, large)):
         channels = given["scale"].size
         bias, mean, var = rng.normal(size=channels), rng.normal(size=channels), rng.uniform(0.5, 2, channels)
         given |= {"bias": bias, "running_mean": mean, "running_var": var}
         # Numbers that float32, the type of ONNX attributes, has exactly.
         given |= {"epsilon": 2.0**-10, "momentum": 0.75 if i % 2 else 0.875}
-        found.append(Example(given, terms))
+        yield Example(given, terms)
         if not large:
-            found.append(Example({**given, "training_mode": False}, terms))
-    return found
+            yield Example({**given, "training_mode": False}, terms)
 
 
-def batch_normalization_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
+def batch_normalization_grad(rng: np.random.Generator, large: bool) -> Iterator[Example]:
     for given, axes, terms in _channels(rng, large):
         mean, inv_std = (statistic.ravel() for statistic in _statistics(given["x"], axes))
-        dy = rng.normal(size=given["x"].shape)
-        found.append(Example({"dy": dy, **given, "mean": mean, "inv_std": inv_std}, terms))
-    return found
+        yield Example({"dy": rng.normal(size=given["x"].shape), **given, "mean": mean, "inv_std": inv_std}, terms)
 
 
 # --- softmax with a bias, dropout, or a sink -------------------------------------------------------------------------
@@ -216,37 +205,20 @@ BIASES = (
 SOFTMAXES = (((37,), 0), ((0, 3), -1), ((6, 1), -1), ((6, 65), 1), ((2, 3, 4, 33), 3), ((2, 3, 4, 33), 1))
 
 
-def bias_softmax(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+def bias_softmax(rng: np.random.Generator, large: bool) -> Iterator[Example]:
     cases = [(LARGE_SCORES, (LARGE_SCORES[0], 1, 1, LARGE_SCORES[3]), 3, True)] if large else BIASES
-    return [
-        Example(
-            {
-                "x": rng.normal(0, 2, shape),
-                "bias": rng.normal(size=bias),
-                "axis": axis,
-                "is_inner_broadcast": inner,
-            },
-            terms=np.prod(shape[axis:], dtype=int),
-        )
-        for shape, bias, axis, inner in cases
-    ]
+    for shape, bias, axis, inner in cases:
+        arrays = {"x": rng.normal(0, 2, shape), "bias": rng.normal(size=bias)}
+        yield Example({**arrays, "axis": axis, "is_inner_broadcast": inner}, terms=math.prod(shape[axis:]))
 
 
-def softmax_dropout_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    cases = [(LARGE_SCORES, 3)] if large else SOFTMAXES
-    found = []
-    for place, (shape, axis) in enumerate(cases):
+def softmax_dropout_grad(rng: np.random.Generator, large: bool) -> Iterator[Example]:
+    for place, (shape, axis) in enumerate([(LARGE_SCORES, 3)] if large else SOFTMAXES):
         e = np.exp(rng.normal(size=shape))
         axes = tuple(range(axis % len(shape), len(shape)))
-        arguments = {
-            "dy": rng.normal(size=shape),
-            "mask": rng.random(shape) > 0.1,
-            "y": e / e.sum(axes, keepdims=True),
-            "ratio": (0.1, 0.0, 0.5, 1.0)[place % 4],
-            "axis": axis,
-        }
-        found.append(Example(arguments, terms=np.prod(shape[axis:], dtype=int)))
-    return found
+        dy, mask, y = rng.normal(size=shape), rng.random(shape) > 0.1, e / e.sum(axes, keepdims=True)
+        arguments = {"dy": dy, "mask": mask, "y": y, "ratio": (0.1, 0.0, 0.5, 1.0)[place % 4], "axis": axis}
+        yield Example(arguments, terms=math.prod(shape[axis:]))
 
 
 # --- attention: sizes as (batch, heads of q, heads of k, length of q, length of k, size of a head, size of v's) -------
@@ -291,15 +263,13 @@ def attention(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     return [Example(given | {"needs": needs}, terms) for given, terms in _of_attention(rng, large)]
 
 
-def attention_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
+def attention_grad(rng: np.random.Generator, large: bool) -> Iterator[Example]:
     for given, terms in _of_attention(rng, large):
         y, lse = reference("attention")(**given, needs=("y", "lse"))
         more = {"dmask": given.get("mask"), "dsink": given.get("sink")}
         needs = ("dq", "dk", "dv", *(name for name, each in more.items() if each is not None and each.dtype != bool))
         kept = {"y": y, "lse": lse} | ({} if large else {"dlse": rng.normal(size=lse.shape)})
-        found.append(Example({"dy": rng.normal(size=y.shape), **given, **kept, "needs": needs}, terms))
-    return found
+        yield Example({"dy": rng.normal(size=y.shape), **given, **kept, "needs": needs}, terms)
 
 
 SINKS = ((1, 1, 1, 1), (2, 3, 4, 33), (1, 2, 5, 300), (0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 0, 4), (1, 2, 3, 0))
@@ -312,27 +282,17 @@ def sink_softmax(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     ]
 
 
-def sink_softmax_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
+def sink_softmax_grad(rng: np.random.Generator, large: bool) -> Iterator[Example]:
     for shape in [LARGE_SCORES] if large else SINKS:
         x, sink = rng.normal(0, 2, shape), rng.normal(size=shape[1])
         y, lse = reference("sink_softmax")(x, sink)
         arguments = {"dy": rng.normal(size=shape), "y": y, "lse": lse, "sink": sink}
-        found.append(Example(arguments, terms=max(shape[0] * shape[2] + shape[3], 1)))
-    return found
+        yield Example(arguments, terms=max(shape[0] * shape[2] + shape[3], 1))
 
 
 # --- rotary embedding ------------------------------------------------------------------------------------------------
 
 LARGE_HEADS = (4, 32, 512, 128)  # sequences, heads, tokens, size of a head: 32 MiB of float32
-
-
-def rotary_embedding(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return _rotated(rng, large, "x")
-
-
-def rotary_embedding_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return _rotated(rng, large, "dy")
 
 
 def _rotated(rng: np.random.Generator, large: bool, name: str) -> list[Example]:
@@ -349,6 +309,9 @@ def _rotated(rng: np.random.Generator, large: bool, name: str) -> list[Example]:
         _rotation(rng, name, (2, 4, 5, 130), (4,), 130, _positions(rng, 4, 2, 4).astype("i4"), layout="BLHD"),
         _rotation(rng, name, (0, 2, 3, 4), (3,), 4),
     ]
+
+
+rotary_embedding, rotary_embedding_grad = partial(_rotated, name="x"), partial(_rotated, name="dy")
 
 
 def _positions(rng: np.random.Generator, rows: int, *shape: int) -> np.ndarray:
@@ -412,16 +375,12 @@ def lstm_training(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     return [Example(given, _terms(given)) for given in _layers(rng, large, LSTM)]
 
 
-def lstm_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
+def lstm_grad(rng: np.random.Generator, large: bool) -> Iterator[Example]:
     for number, given in enumerate(_layers(rng, large, LSTM)):
-        optional = {name: given.get(name) for name in ("bias", "initial_h", "initial_c", "peepholes")}
-        results = reference("lstm_training")(
-            given["x"], given["w"], given["r"], direction=given["direction"], **optional
-        )
+        names = ("x", "w", "r", "bias", "initial_h", "initial_c", "peepholes", "direction")
+        results = reference("lstm_training")(**{name: given.get(name) for name in names})
         saved = dict(zip(("y", "y_h", "y_c", "cells", "gates"), results, strict=True))
-        found.append(_gradient(rng, given, saved, ("y", "cells", "gates"), number))
-    return found
+        yield _gradient(rng, given, saved, ("y", "cells", "gates"), number)
 
 
 def gru_training(rng: np.random.Generator, large: bool) -> Sequence[Example]:
@@ -429,17 +388,13 @@ def gru_training(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     return [Example({**given, "linear_before_reset": not i % 2}, _terms(given)) for i, given in enumerate(layers)]
 
 
-def gru_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
+def gru_grad(rng: np.random.Generator, large: bool) -> Iterator[Example]:
     for number, given in enumerate(_layers(rng, large, GRU)):
         linear = not number % 2
-        arguments: dict[str, Any] = {
-            name: given.get(name) for name in ("x", "w", "r", "bias", "initial_h", "direction")
-        }
-        results = reference("gru_training")(**arguments, linear_before_reset=linear)
+        names = ("x", "w", "r", "bias", "initial_h", "direction")
+        results = reference("gru_training")(**{name: given.get(name) for name in names}, linear_before_reset=linear)
         saved = dict(zip(("y", "y_h", "gates"), results, strict=True))
-        found.append(_gradient(rng, {**given, "linear_before_reset": linear}, saved, ("y", "gates"), number, "bias"))
-    return found
+        yield _gradient(rng, {**given, "linear_before_reset": linear}, saved, ("y", "gates"), number, "bias")
 
 
 def _gradient(
@@ -586,15 +541,12 @@ PAIRS = (
 )
 
 
-def softmax_divergence_and_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
+def softmax_divergence_and_grad(rng: np.random.Generator, large: bool) -> Iterator[Example]:
     for shape, beta, temperature, with_slope in [(LARGE_PAIR, 0.5, 1.0, False)] if large else PAIRS:
         arguments: dict[str, Any] = {"logits": rng.normal(0, 2, shape), "teacher_logits": rng.normal(0, 2, shape)}
         if with_slope:
             arguments["dloss"] = rng.normal(size=shape[0])
-        arguments |= {"beta": beta, "temperature": temperature}
-        found.append(Example(arguments, terms=max(shape[1], 1) + 16))
-    return found
+        yield Example({**arguments, "beta": beta, "temperature": temperature}, terms=max(shape[1], 1) + 16)
 
 
 # --- of a part of the classes ----------------------------------------------------------------------------------------
@@ -620,11 +572,9 @@ def cross_entropy_shard(rng: np.random.Generator, large: bool) -> Sequence[Examp
     ]
 
 
-def cross_entropy_shard_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    found = []
+def cross_entropy_shard_grad(rng: np.random.Generator, large: bool) -> Iterator[Example]:
     for given in _shards(rng, large):
         samples = len(given["labels"])
         factors = np.concatenate([3 + rng.random((2, samples)), rng.normal(size=(4, samples))])
         factors[2:, 1::3] = 0  # rows without a gradient
-        found.append(Example({**given, "factors": factors}))
-    return found
+        yield Example({**given, "factors": factors})
