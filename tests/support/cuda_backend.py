@@ -120,7 +120,7 @@ def program(op, arguments, **more):
     given = {**arguments, **more}
     specs = [None if given.get(name) is None else _memory.spec(given[name]) for name in op.inputs]
     attributes = {name: value for name, value in given.items() if name in op.attributes}
-    return op.kernel("opgrad.cuda")(prepare(op, specs, attributes, any_stride=True).problem)
+    return op.kernel("opgrad.cuda")(prepare(op, specs, attributes, any_stride=True))
 
 
 def address(array):

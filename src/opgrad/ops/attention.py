@@ -103,7 +103,9 @@ def bias_softmax(
 @operator(
     "dx = y * (g - sum(y * g)), g = where(mask, dy / (1 - ratio), 0)",
     support=IN_GRAPHS,
-    results={"dx": Tensor(FLOATS, ratio_checked("softmax_dropout_grad", "dy"), "the shape of dy", dtype_of="dy")},
+    results={
+        "dx": Tensor(FLOATS, partial(ratio_checked, "softmax_dropout_grad", "dy"), "the shape of dy", dtype_of="dy")
+    },
     in_place={"dx": ("dy", "y")},
     onnx=OnnxName("SoftmaxDropoutGrad", ("dy", "mask", "y", "ratio?"), ("dx",), {"axis": 1}),
 )

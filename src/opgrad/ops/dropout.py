@@ -1,6 +1,6 @@
 """Dropout and its gradient."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -10,16 +10,12 @@ from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shap
 from opgrad.ops.reference.dropout import keep_mask, kept_scale
 
 
-def ratio_checked(operator: str, model: str) -> Callable[[Shapes, Attributes], Shape]:
+def ratio_checked(operator: str, model: str, shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape of argument `model`; ValueError for a ratio that is no probability."""
-
-    def shape(shapes: Shapes, attributes: Attributes) -> Shape:
-        ratio = attributes["ratio"]
-        if not 0.0 <= ratio <= 1.0:
-            raise ValueError(f"{operator}: ratio is {ratio}, expected 0 to 1")
-        return shapes[model]
-
-    return shape
+    ratio = attributes["ratio"]
+    if not 0.0 <= ratio <= 1.0:
+        raise ValueError(f"{operator}: ratio is {ratio}, expected 0 to 1")
+    return shapes[model]
 
 
 # Where elements are counted in C order, no other order of the axes will do.
@@ -32,7 +28,7 @@ Mask = Annotated[Array, shaped_like("dy", ("bool",))]
 @operator(
     support=IN_GRAPHS,
     results={
-        "y": Tensor(FLOATS, ratio_checked("dropout", "x"), "the shape of x", dtype_of="x"),
+        "y": Tensor(FLOATS, partial(ratio_checked, "dropout", "x"), "the shape of x", dtype_of="x"),
         "mask": shaped_like("x", ("bool",)),
     },
     in_place={"y": ("x",)},
@@ -76,7 +72,7 @@ def dropout(
     forward="dropout",
     kind="elements",
     support=IN_GRAPHS,
-    results={"dx": Tensor(FLOATS, ratio_checked("dropout_grad", "dy"), "the shape of dy", dtype_of="dy")},
+    results={"dx": Tensor(FLOATS, partial(ratio_checked, "dropout_grad", "dy"), "the shape of dy", dtype_of="dy")},
     in_place={"dx": ("dy",)},
     onnx=OnnxName(
         "DropoutGrad", ("dy", "mask", "ratio?", "training_mode?"), ("dx",), types={"training_mode": ("bool",)}

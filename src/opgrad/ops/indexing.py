@@ -1,6 +1,6 @@
 """Slices and elements picked by index or by range, and the gradients that put them back where they came from."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -138,30 +138,24 @@ def gather_grad(
 # --- checks --------------------------------------------------------------------------------------------------------
 
 
-def _check_beside_axis(name: str, shape: Shape, indices: Shape, axis: int) -> None:
-    """ValueError unless indices have as many axes as x, of this shape, and all but `axis` are no longer than x's."""
-    if len(indices) != len(shape):
-        raise ValueError(f"{name}: indices has shape {indices}, expected {len(shape)} dimensions, as many as x")
-    for place, (size, most) in enumerate(zip(indices, shape, strict=True)):
-        if size > most and place != axis:
-            raise ValueError(f"{name}: indices has shape {indices}, expected at most {most} on axis {place}, as x has")
-
-
-def _elements_like(name: str, model: str) -> Callable[[Shapes, Attributes], Shape]:
+def _elements_like(name: str, model: str, shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape of indices that name elements along an axis: the model's, or any."""
+    shape, indices = attributes.get("shape", shapes.get("x", ())), shapes["indices"]
+    expected = shapes.get(model, indices)
+    if indices == expected:  # they have as many axes as x, and all but `axis` are no longer than x's
+        if len(indices) != len(shape):
+            raise ValueError(f"{name}: indices has shape {indices}, expected {len(shape)} dimensions, as many as x")
+        for place, (size, most) in enumerate(zip(indices, shape, strict=True)):
+            if size > most and place != attributes["axis"].start:
+                expected_here = f"expected at most {most} on axis {place}, as x has"
+                raise ValueError(f"{name}: indices has shape {indices}, {expected_here}")
+    return expected
 
-    def check(shapes: Shapes, attributes: Attributes) -> Shape:
-        shape, indices = attributes.get("shape", shapes.get("x", ())), shapes["indices"]
-        expected = shapes.get(model, indices)
-        if indices == expected:
-            _check_beside_axis(name, shape, indices, attributes["axis"].start)
-        return expected
 
-    return check
-
-
-def _check_tuples(name: str, shape: Shape, indices: Shape, batch_dims: int) -> Shape:
+def _named_by_tuples(name: str, shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape of what tuples of indices name; ValueError if they do not fit x, of this shape."""
+    shape, indices = attributes.get("shape", shapes.get("x", ())), shapes["indices"]
+    batch_dims = attributes["batch_dims"]
     most = min(len(shape), len(indices)) - 1
     if not 0 <= batch_dims <= most:
         raise ValueError(
@@ -175,16 +169,6 @@ def _check_tuples(name: str, shape: Shape, indices: Shape, batch_dims: int) -> S
     if not 1 <= named <= rest:
         raise ValueError(f"{name}: indices has shape {indices}, expected 1 to {rest} on the last axis, one for an axis")
     return indices[:-1] + shape[batch_dims + named :]
-
-
-def _named_by_tuples(name: str) -> Callable[[Shapes, Attributes], Shape]:
-    """The shape of the slices that tuples of indices name."""
-
-    def compute(shapes: Shapes, attributes: Attributes) -> Shape:
-        shape = attributes.get("shape", shapes.get("x", ()))
-        return _check_tuples(name, shape, shapes["indices"], attributes["batch_dims"])
-
-    return compute
 
 
 def _sliced(shapes: Shapes, attributes: Attributes) -> Shape:
@@ -212,7 +196,7 @@ def _elements(indices: Array, axis: int) -> tuple[Array, ...]:
 @operator(support=IN_GRAPHS, results={"y": shaped_like("indices", dtype_of="x")})
 def gather_elements(
     x: Whole,
-    indices: Annotated[Array, Tensor(INTEGERS, _elements_like("gather_elements", ""))],
+    indices: Annotated[Array, Tensor(INTEGERS, partial(_elements_like, "gather_elements", ""))],
     axis: Axis = 0,
     *,
     out: Array | None = None,
@@ -254,7 +238,9 @@ def gather_elements(
 def gather_elements_grad(
     dy: Whole,
     shape: Sizes,
-    indices: Annotated[Array, Tensor(INTEGERS, _elements_like("gather_elements_grad", "dy"), "the shape of dy")],
+    indices: Annotated[
+        Array, Tensor(INTEGERS, partial(_elements_like, "gather_elements_grad", "dy"), "the shape of dy")
+    ],
     axis: Axis = 0,
     *,
     out: Array | None = None,
@@ -300,7 +286,9 @@ Tuples = Annotated[Array, Tensor(INTEGERS, ranks=range(1, 65))]
 @operator(
     support=IN_GRAPHS,
     results={
-        "y": Tensor(FLOATS, _named_by_tuples("gather_nd"), "indices.shape[:-1] and x's axes behind", dtype_of="x")
+        "y": Tensor(
+            FLOATS, partial(_named_by_tuples, "gather_nd"), "indices.shape[:-1] and x's axes behind", dtype_of="x"
+        )
     },
 )
 def gather_nd(x: Whole, indices: Tuples, batch_dims: int = 0, *, out: Array | None = None) -> Array:
@@ -343,7 +331,7 @@ def gather_nd_grad(
     shape: Sizes,
     indices: Tuples,
     dy: Annotated[
-        Array, Tensor(FLOATS, _named_by_tuples("gather_nd_grad"), "indices.shape[:-1] and shape's axes behind")
+        Array, Tensor(FLOATS, partial(_named_by_tuples, "gather_nd_grad"), "indices.shape[:-1] and shape's axes behind")
     ],
     batch_dims: int = 0,
     *,

@@ -148,26 +148,6 @@ def rows_kernel(centered: bool, by_strips: bool) -> Kernel:
     return grad_rows
 
 
-def row_sums_kernel(centered: bool) -> Kernel:
-    """The two sums of each block of a split row."""
-    add_up = gradient_sums(centered, adds=False)
-
-    @kernel
-    def sum_row_blocks(
-        units: Units, per_row, n, dy: Pointer, x: Pointer, scale: Pointer, means: Pointer, inv_stds: Pointer,
-        partial: Pointer,
-    ):  # fmt: skip
-        for unit in units:
-            row, begin = unit // per_row, unit % per_row * BLOCK
-            at = row * n + begin
-            numbers = number_or_zero(means, row, centered), v.load_one(inv_stds, row), BLOCK
-            g, t = add_up(min(BLOCK, n - begin), (dy + at, x + at, scale + begin, partial, partial), numbers)
-            v.store_one(partial, 2 * unit, g)
-            v.store_one(partial, 2 * unit + 1, t)
-
-    return sum_row_blocks
-
-
 @kernel
 def row_coefficients(rows, n, per_row, partial: Pointer, coefficients: Pointer):
     """The two numbers by which dx of a split row depends on sums over the whole row."""
@@ -179,20 +159,6 @@ def row_coefficients(rows, n, per_row, partial: Pointer, coefficients: Pointer):
             t += v.load_one(partial, 2 * block + 1)
         v.store_one(coefficients, 2 * row, -g * inverse)
         v.store_one(coefficients, 2 * row + 1, -t * inverse)
-
-
-def add_blocks_kernel(centered: bool) -> Kernel:
-    """dscale and dbias: the sums of all blocks of rows added up."""
-
-    @kernel
-    def add_blocks(columns: Units, blocks, sums: Rows, dscale: Pointer, dbias: Pointer):
-        for i in range(columns.start, columns.stop, v.lanes(sums.data)):
-            mask = v.first(sums.data, columns.stop - i)
-            v.store_masked(dscale, i, column_sum_of(sums.data + i, blocks, 2 * sums.step), mask)
-            if centered:
-                v.store_masked(dbias, i, column_sum_of(sums.data + (sums.step + i), blocks, 2 * sums.step), mask)
-
-    return add_blocks
 
 
 class GradientKernels(NamedTuple):
@@ -208,8 +174,33 @@ class GradientKernels(NamedTuple):
 
 
 def gradient_kernels(centered: bool) -> GradientKernels:
+    add_up = gradient_sums(centered, adds=False)
+
+    @kernel
+    def sum_row_blocks(
+        units: Units, per_row, n, dy: Pointer, x: Pointer, scale: Pointer, means: Pointer, inv_stds: Pointer,
+        partial: Pointer,
+    ):  # fmt: skip
+        """The two sums of each block of a split row."""
+        for unit in units:
+            row, begin = unit // per_row, unit % per_row * BLOCK
+            at = row * n + begin
+            numbers = number_or_zero(means, row, centered), v.load_one(inv_stds, row), BLOCK
+            g, t = add_up(min(BLOCK, n - begin), (dy + at, x + at, scale + begin, partial, partial), numbers)
+            v.store_one(partial, 2 * unit, g)
+            v.store_one(partial, 2 * unit + 1, t)
+
+    @kernel
+    def add_blocks(columns: Units, blocks, sums: Rows, dscale: Pointer, dbias: Pointer):
+        """dscale and dbias: the sums of all blocks of rows added up."""
+        for i in range(columns.start, columns.stop, v.lanes(sums.data)):
+            mask = v.first(sums.data, columns.stop - i)
+            v.store_masked(dscale, i, column_sum_of(sums.data + i, blocks, 2 * sums.step), mask)
+            if centered:
+                v.store_masked(dbias, i, column_sum_of(sums.data + (sums.step + i), blocks, 2 * sums.step), mask)
+
     by_rows, by_strips = rows_kernel(centered, by_strips=False), rows_kernel(centered, by_strips=True)
-    return GradientKernels(by_rows, row_sums_kernel(centered), by_strips, add_blocks_kernel(centered))
+    return GradientKernels(by_rows, sum_row_blocks, by_strips, add_blocks)
 
 
 LAYER_GRADIENT, SIMPLIFIED_GRADIENT = gradient_kernels(centered=True), gradient_kernels(centered=False)

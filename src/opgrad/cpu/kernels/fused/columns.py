@@ -68,24 +68,6 @@ def _reader(form: Form) -> Callable[..., Any]:
     return read
 
 
-def _storing_stats(log_sum_exp: Callable[..., Any]) -> Callable[..., None]:
-    @inline
-    def store(stats, o: int, j: int, mask, x, sums, largest, m, numbers) -> None:
-        found = log_sum_exp(x, sums, largest, m, numbers)
-        v.store_masked(stats.data, o * stats.step + j, found, mask)
-
-    return store
-
-
-def _writing_softmax(result: Callable[..., Vector]) -> Callable[..., None]:
-    @inline
-    def write(out, n: int, e, numbers) -> None:
-        for i in range(n):
-            v.store_masked(out.data, i * out.step, result(v.load(e, i * v.lanes(e)), numbers, True), out.mask)
-
-    return write
-
-
 @inline
 def _write_mask(out, n: int, kept) -> None:
     for i in range(n):
@@ -99,8 +81,20 @@ def forward_columns(form: Form) -> Kernel:
     arrays_before, arrays_behind = arrays_of(form.before, COLUMNS), arrays_of(form.after, COLUMNS)
     meanwhile, begin, finish = loops.write_strip_behind(softmax_result(form, COLUMNS, reduction.result))
     add_up = reduction.loop(meanwhile)
-    store_stats = _storing_stats(reduction.log_sum_exp) if "stats" in form.results else do_nothing
-    write_saved = _writing_softmax(reduction.result) if "saved" in form.results else do_nothing
+    log_sum_exp, result = reduction.log_sum_exp, reduction.result
+
+    @inline
+    def write_log_sum_exp(stats, o: int, j: int, mask, x, sums, largest, m, numbers) -> None:
+        found = log_sum_exp(x, sums, largest, m, numbers)
+        v.store_masked(stats.data, o * stats.step + j, found, mask)
+
+    @inline
+    def write_softmax(out, n: int, e, numbers) -> None:
+        for i in range(n):
+            v.store_masked(out.data, i * out.step, result(v.load(e, i * v.lanes(e)), numbers, True), out.mask)
+
+    store_stats = write_log_sum_exp if "stats" in form.results else do_nothing
+    write_saved = write_softmax if "saved" in form.results else do_nothing
     write_mask = _write_mask if "mask" in form.results else do_nothing
 
     @kernel

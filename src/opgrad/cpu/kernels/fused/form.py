@@ -137,11 +137,6 @@ OTHERS: Mapping[str, Callable[..., Vector]] = {
 }
 
 
-def formula_of(name: str) -> Callable[..., Vector]:
-    """(s, operand, third, alpha, beta): the result of the formula of this name."""
-    return OTHERS.get(name) or POST_OPS[name]
-
-
 @inline
 def joined(first, second):
     """Two tuples joined to one."""
@@ -191,20 +186,24 @@ def read_at(formula: Formula, places: Places, operand: int, first: int) -> Calla
     return inline(lambda s, arrays, i, whole, mask: read(arrays[at], i, whole, mask))
 
 
-@inline
-def _as_it_is(s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
-    return s
-
-
 def chain(formulas: Sequence[Formula], places: Places, array: int = 0, alpha: int = 0) -> Callable[..., Vector]:
     """(s, arrays, i, whole, mask, numbers): s after all formulas.
 
     array, alpha: the indices of the first formula's arrays and numbers.
     """
     if not formulas:
-        return _as_it_is
+        return inline(lambda s, arrays, i, whole, mask, numbers: s)
     if len(formulas) == 1:
-        return _one_formula(formulas[0], places, array, alpha)
+        name, beta = formulas[0].name, alpha + 1
+        apply = OTHERS.get(name) or POST_OPS[name]
+        operand, third = (read_at(formulas[0], places, each, array) for each in (0, 1))
+
+        @inline
+        def apply_one(s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
+            first, second = operand(s, arrays, i, whole, mask), third(s, arrays, i, whole, mask)
+            return apply(s, first, second, numbers[alpha], numbers[beta])
+
+        return apply_one
     (first, second), behind = halves(formulas, array, alpha)
     before, after = chain(first, places, array, alpha), chain(second, places, *behind)
 
@@ -220,18 +219,6 @@ def halves(formulas: Sequence[Formula], array: int, alpha: int) -> tuple[tuple[A
     middle = len(formulas) // 2
     first = formulas[:middle]
     return (first, formulas[middle:]), (array + sum(len(each.along) for each in first), alpha + 2 * middle)
-
-
-def _one_formula(formula: Formula, places: Places, array: int, alpha: int) -> Callable[..., Vector]:
-    apply, beta = formula_of(formula.name), alpha + 1
-    operand, third = (read_at(formula, places, each, array) for each in (0, 1))
-
-    @inline
-    def through(s: Vector, arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        first, second = operand(s, arrays, i, whole, mask), third(s, arrays, i, whole, mask)
-        return apply(s, first, second, numbers[alpha], numbers[beta])
-
-    return through
 
 
 # --- operands: where they lie, and how each layout reads them --------------------------------------------------------
@@ -528,11 +515,6 @@ def gradient_result(form: GradientForm, places: Places, formula: Callable[..., V
     return value
 
 
-@inline
-def _no_step_back(g: Vector, s: Vector, arrays, results, i: int, whole: bool, mask, numbers) -> Vector:
-    return g
-
-
 def _back(
     formulas: Sequence[Formula], wanted: Sequence[bool], places: Places, array: int, alpha: int, result: int
 ) -> Callable[..., Vector]:
@@ -541,9 +523,19 @@ def _back(
     array, alpha, result: the indices of the first formula's arrays, numbers and result.
     """
     if not formulas:
-        return _no_step_back
+        return inline(lambda g, s, arrays, results, i, whole, mask, numbers: g)
     if len(formulas) == 1:
-        return _one_step_back(formulas[0], wanted[0], places, array, alpha, result)
+        formula, beta = formulas[0], alpha + 1
+        gradient, operand = POST_OP_GRADIENTS[formula.name], read_at(formula, places, 0, array)
+        store = _storing(formula, places, result) if wanted[0] else do_nothing
+
+        @inline
+        def through_one(g: Vector, s: Vector, arrays, results, i: int, whole: bool, mask, numbers) -> Vector:
+            t = operand(s, arrays, i, whole, mask)
+            store(g, s, t, results, i, whole, mask)
+            return gradient(g, s, t, numbers[alpha], numbers[beta])
+
+        return through_one
     (first, second), behind = halves(formulas, array, alpha)
     forward, middle = chain(first, places, array, alpha), len(first)
     before = _back(first, wanted[:middle], places, array, alpha, result)
@@ -555,26 +547,6 @@ def _back(
         return before(g, s, arrays, results, i, whole, mask, numbers)
 
     return through
-
-
-def _one_step_back(
-    formula: Formula, is_wanted: bool, places: Places, array: int, alpha: int, result: int
-) -> Callable[..., Vector]:
-    beta, gradient, operand = alpha + 1, POST_OP_GRADIENTS[formula.name], read_at(formula, places, 0, array)
-    store = _storing(formula, places, result) if is_wanted else _nothing_stored
-
-    @inline
-    def through(g: Vector, s: Vector, arrays, results, i: int, whole: bool, mask, numbers) -> Vector:
-        t = operand(s, arrays, i, whole, mask)
-        store(g, s, t, results, i, whole, mask)
-        return gradient(g, s, t, numbers[alpha], numbers[beta])
-
-    return through
-
-
-@inline
-def _nothing_stored(g: Vector, s: Vector, t: Vector, results, i: int, whole: bool, mask) -> None:
-    pass
 
 
 def _storing(formula: Formula, places: Places, result: int) -> Callable[..., None]:

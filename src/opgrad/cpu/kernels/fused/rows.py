@@ -40,7 +40,7 @@ from opgrad.cpu.kernels.loops.rows import combining, transpose_in, transpose_out
 from opgrad.cpu.kernels.softmax.columns import forward_lines, gradient_lines
 from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, of_columns, of_rows
 from opgrad.cpu.kernels.softmax.rows import LATE
-from opgrad.cpu.kernels.softmax.split import BlockReduction, block_of, block_reduction, sum_of_blocks
+from opgrad.cpu.kernels.softmax.split import block_of, block_reduction, sum_of_blocks
 
 # --- forward -------------------------------------------------------------------------------------------------------
 
@@ -186,54 +186,19 @@ def gradient_rows(form: GradientForm) -> Kernel:
 
 def forward_split(form: Form) -> tuple[Kernel, Kernel, Kernel]:
     """The three steps: the sums of blocks, those of rows, and the results."""
-    of_blocks = block_reduction(form.operator, form.exact)
-    return _block_sums(form, of_blocks), _row_sums(form, of_blocks), _block_results(form, of_blocks)
-
-
-def _block_sums(form: Form, of_blocks: BlockReduction) -> Kernel:
-    read, reduce = reader(form), of_blocks.reduce
-
-    @kernel
-    def split_sums(units: Units, blocks, n, sources: form.sources, numbers: form.numbers, memory: Memory, stats):
-        for unit in units:
-            row, begin, size = block_of(unit, blocks, n)
-            largest = read(memory.e, size, sources, (row, begin), numbers)
-            reduce(memory.e, size, largest, stats, unit)
-
-    return split_sums
-
-
-def _row_sums(form: Form, of_blocks: BlockReduction) -> Kernel:
-    join, numbers_of = of_blocks.join, of_blocks.reduction.numbers
-    store_stats = _storing_stats(of_blocks.reduction.log_sum_exp) if "stats" in form.results else do_nothing
-
-    @kernel
-    def split_rows(rows: Units, blocks, sources: form.sources, results: RowResults, stats, total):
-        x = sources[0].data
-        for row in rows:
-            largest, m, sums = join(x, stats, total, row, blocks)
-            store_stats(results.stats, row, x, sums, largest, m, numbers_of(x, sums, largest, m, 0))
-
-    return split_rows
-
-
-def _element_of_softmax(form: Form, result: Callable[..., Vector]) -> Callable[..., Vector]:
-    """((x, operands before, operands behind), i, whole, mask, (numbers of the row, numbers)): before formulas behind"""
-    through = softmax_input(form, ROWS)
+    reduction, reduce, join, numbers_of = block_reduction(form.operator, form.exact)
+    reduction_numbers, result, read, find = reduction.numbers, reduction.result, reader(form), ROWS.find[ALONG]
+    through, behind = softmax_input(form, ROWS), chain(form.after, ROWS)
+    arrays_before, arrays_behind = arrays_of(form.before, ROWS), arrays_of(form.after, ROWS)
+    decide = keep_elements if form.drops else do_nothing
+    store_stats = _storing_stats(reduction.log_sum_exp) if "stats" in form.results else do_nothing
 
     @inline
-    def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+    def of_softmax(arrays, i: int, whole: bool, mask, numbers) -> Vector:
+        """arrays: x, the operands before, those behind. numbers: of the row, and of the formulas."""
         x, operands, _ = arrays
         of_row, of_formulas = numbers
         return result(through((x, operands), i, whole, mask, of_formulas), of_row, True)
-
-    return value
-
-
-def _block_results(form: Form, of_blocks: BlockReduction) -> Kernel:
-    of_softmax, behind = _element_of_softmax(form, of_blocks.reduction.result), chain(form.after, ROWS)
-    find, arrays_before, arrays_behind = ROWS.find[ALONG], arrays_of(form.before, ROWS), arrays_of(form.after, ROWS)
-    numbers_of, decide = of_blocks.numbers, keep_elements if form.drops else do_nothing
 
     @inline
     def value(arrays, i: int, whole: bool, mask, numbers) -> Vector:
@@ -243,6 +208,20 @@ def _block_results(form: Form, of_blocks: BlockReduction) -> Kernel:
     write = row_writer(value)
     write_saved = row_writer(of_softmax) if "saved" in form.results else do_nothing
     write_mask = write_same if "mask" in form.results else do_nothing
+
+    @kernel
+    def split_sums(units: Units, blocks, n, sources: form.sources, numbers: form.numbers, memory: Memory, stats):
+        for unit in units:
+            row, begin, size = block_of(unit, blocks, n)
+            largest = read(memory.e, size, sources, (row, begin), numbers)
+            reduce(memory.e, size, largest, stats, unit)
+
+    @kernel
+    def split_rows(rows: Units, blocks, sources: form.sources, results: RowResults, stats, total):
+        x = sources[0].data
+        for row in rows:
+            largest, m, sums = join(x, stats, total, row, blocks)
+            store_stats(results.stats, row, x, sums, largest, m, reduction_numbers(x, sums, largest, m, 0))
 
     @kernel
     def split_results(
@@ -260,7 +239,7 @@ def _block_results(form: Form, of_blocks: BlockReduction) -> Kernel:
             write_mask(results.mask.data + (row * results.mask.step + begin), 0, size, 0, (decisions,), ())
             write(y.data + (row * y.step + begin), 0, size, stream, arrays, found)
 
-    return split_results
+    return split_sums, split_rows, split_results
 
 
 def gradient_split(form: GradientForm) -> tuple[Kernel, Kernel]:
