@@ -83,23 +83,18 @@ class Runner:
         new = out is None
         results: Sequence[Any] = [make() for make in self.makers] if new else as_tuple(out)
         operands = [*arrays, *results]
-        if self.copies:
-            self._on_copies(operands, results, trusted=new)
-        else:
+        if not self.copies:
             self.execute(operands, new)
-        return operands, results
-
-    def _on_copies(self, operands: list[Any], results: Sequence[Any], trusted: bool) -> None:
-        """Run on copies of the operands whose strides kernels cannot use, and copy such results back."""
-        if not trusted:
+            return operands, results
+        if not new:
             self.check_overlap(operands)
-        inputs, memory = len(operands) - len(results), self.memory
-        for number, order in self.copies:
-            operands[number] = memory.packed(operands[number], order)
+        for number, order in self.copies:  # kernels cannot use the strides of these operands
+            operands[number] = self.memory.packed(operands[number], order)
         self.execute(operands, trusted=True)
         for number, _ in self.copies:
-            if number >= inputs:
-                memory.assign(results[number - inputs], operands[number])
+            if number >= len(arrays):
+                self.memory.assign(results[number - len(arrays)], operands[number])
+        return operands, results
 
     def execute(self, operands: Sequence[Any], trusted: bool) -> None:
         """Run the kernels. Raises an exception if a kernel reports bad input.
@@ -142,8 +137,14 @@ class HostRunner(Runner):
 
         Raises ValueError for a tensor whose memory its library has given back.
         """
-        if INTERPRETING:
-            self._interpret(operands, trusted)
+        if INTERPRETING:  # in Python, with every access of a kernel checked
+            from opgrad.cpu.compiler import interpret
+
+            if not trusted:
+                self.check_overlap(operands)
+            steps = lambda plan, *rest: run_steps(at(Plan, plan), *rest)  # noqa: E731
+            if report := interpret.run(steps, self.plan, self.views(operands)):
+                raise self.plan.error(report)
             return
         run, context = threads_for() if self.threads else (0, 0)
         arrays: tuple[Any, ...] = ()
@@ -168,19 +169,6 @@ class HostRunner(Runner):
         named = zip((*self.op.arrays, *self.op.results), self.specs, addresses, strict=True)
         name = next(name for name, spec, address in named if spec and not address and 0 not in spec.shape)
         return ValueError(f"{self.op.name}: {name} has no memory, expected an array whose storage is allocated")
-
-    def _interpret(self, operands: Sequence[Any], trusted: bool) -> None:
-        """Run the plan in Python, with every access of a kernel checked."""
-        from opgrad.cpu.compiler import interpret
-
-        if not trusted:
-            self.check_overlap(operands)
-        if report := interpret.run(_run_steps, self.plan, self.views(operands)):
-            raise self.plan.error(report)
-
-
-def _run_steps(plan: int, *rest: Any) -> int:
-    return run_steps(at(Plan, plan), *rest)
 
 
 def as_tuple(out: Any) -> tuple[Any, ...]:
@@ -304,7 +292,10 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
                 return owners.run(op, given)
             of, given = expanded(op, given)
             given = as_given(of, given)
-            if not _is_plain(of, args, kwargs, given):
+            own = {**dict(zip(of.parameters, args, strict=False)), **kwargs}
+            arrays = {name for name, value in own.items() if isinstance(value, np.ndarray | tuple | list)}
+            is_own = all(own.get(name) is given.get(name) for name in arrays.union(of.arrays, ["out"]))
+            if not (is_own and _never_changes(args, kwargs)):  # an array was converted, or a value may change
                 args, kwargs = (), given
             runner = _find(runners, of, args, kwargs, given)
         if entries is None or not runner.can_be_native:
@@ -333,15 +324,15 @@ def _as_called(op: Operator, answered: Answered, given: Mapping[str, Any]) -> An
         operand, source = operands[place], found.get(name)
         if name in numbers:
             operands[place] = given[numbers[name]]
-        elif type(source) is np.ndarray and type(operand) is np.ndarray and _shows(operand, source):
+        elif (
+            type(source) is np.ndarray
+            and type(operand) is np.ndarray
+            and (operand.ctypes.data, operand.dtype) == (source.ctypes.data, source.dtype)
+        ):
             operands[place] = source
         elif operand is not None and name not in op.parameters and is_plain(source):
             kept.append(operand)  # it was made from a number, which is part of the signature
     return replace(answered, operands=operands, kept=kept)
-
-
-def _shows(view: Array, array: Array) -> bool:
-    return view.ctypes.data == array.ctypes.data and view.dtype == array.dtype
 
 
 def _find(
@@ -392,14 +383,6 @@ def _never_changes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return all(type(value) is np.ndarray or is_plain(value) for value in values)
 
 
-def _is_plain(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether the call can run on its own arguments: no array was converted, and all other values are immutable."""
-    named = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
-    arrays = {name for name, value in named.items() if isinstance(value, np.ndarray | tuple | list)}
-    own = all(named.get(name) is given.get(name) for name in arrays.union(op.arrays, ["out"]))
-    return own and _never_changes(args, kwargs)
-
-
 def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """A function that gives a call's arguments by name; `Signature.bind` does the same but takes six times as long."""
     signature = inspect.signature(op.reference)
@@ -426,23 +409,17 @@ def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(named)
     for name, value in named.items():
         if name in op.inputs and value is not None:
-            given[name] = _as_array(op, name, value)
+            if is_masked(value):
+                raise TypeError(f"{op.name}: {name} is a masked array, expected an array without a mask")
+            try:
+                given[name] = value if type(value) is np.ndarray else np.asarray(value)
+            except Exception as error:
+                raise TypeError(f"{op.name}: {name} is {type(value).__name__}, expected an array") from error
         elif isinstance(value, np.ndarray) and name != "out":
             given[name] = value.item() if value.ndim == 0 else tuple(value.tolist())
     if "out" in given:
         given["out"] = _as_out(op, given["out"])
     return dict(plain(op, given))
-
-
-def _as_array(op: Operator, name: str, value: Any) -> Array:
-    if type(value) is np.ndarray:
-        return value
-    if is_masked(value):
-        raise TypeError(f"{op.name}: {name} is a masked array, expected an array without a mask")
-    try:
-        return np.asarray(value)
-    except Exception as error:
-        raise TypeError(f"{op.name}: {name} is {type(value).__name__}, expected an array") from error
 
 
 def _as_out(op: Operator, out: Any) -> Any:

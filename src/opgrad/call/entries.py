@@ -99,14 +99,22 @@ class Values:
             for place, item in enumerate(value):
                 self.describe(item, made.inside, place)
         elif made.kind == calls.RECORD:
-            self._fields(value, made.inside)
+            for place, name in enumerate(fields(type(value))):
+                if name in RECORDS[type(value)]:
+                    self.described.append(Value(made.inside, place, calls.INTEGER, type=id(int)))
+                else:
+                    self.describe(getattr(value, name, None), made.inside, place)
 
     def _expected(self, value: Any, container: int, index: int) -> Mapping[str, int]:
         if is_sequence(value):
             return self._sequence(value, container, index)
         kind = type(value)
         if kind in RECORDS:
-            return self._fields_of(value)
+            names = fields(kind)
+            if abi.words(id(value) + abi.FIELDS, len(names)) != [id(getattr(value, name, None)) for name in names]:
+                raise NotNative  # its layout in memory is not the one that native code reads
+            self.fields_at[id(value)] = inside = self._new_container()
+            return {"kind": calls.RECORD, "type": id(kind), "inside": inside}
         is_tensor = kind in self.tensors.kinds
         if kind is not np.ndarray and not is_tensor:
             return self._number(value)
@@ -129,22 +137,6 @@ class Values:
         """The fields for sizes and strides."""
         self.kept.append(words(sizes))
         return {"rank": len(sizes) // 2, "sizes": ctypes.addressof(self.kept[-1])}
-
-    def _fields_of(self, value: Any) -> Mapping[str, int]:
-        """The fields for a record. Raises NotNative if its layout in memory is not the one that native code reads."""
-        names, kind = fields(type(value)), type(value)
-        if abi.words(id(value) + abi.FIELDS, len(names)) != [id(getattr(value, name, None)) for name in names]:
-            raise NotNative
-        container = self._new_container()
-        self.fields_at[id(value)] = container
-        return {"kind": calls.RECORD, "type": id(kind), "inside": container}
-
-    def _fields(self, value: Any, container: int) -> None:
-        for place, name in enumerate(fields(type(value))):
-            if name in RECORDS[type(value)]:
-                self.described.append(Value(container, place, calls.INTEGER, type=id(int)))
-            else:
-                self.describe(getattr(value, name, None), container, place)
 
     def _new_container(self) -> int:
         self.containers += 1
@@ -252,16 +244,11 @@ class Entry:
         self.is_torch = any(type(each) in tensors.kinds for each in flattened(self.values))
         self._entry = self._made(len(args), [sys.intern(name) for name in kwargs])
         self.address = self._entry.address
-        self._check_unchanged()
+        if self.by_plan and not self.is_torch:
+            for spec, array in zip(answered.by.specs, answered.operands, strict=False):
+                if spec is not None and type(array) is np.ndarray and not _is_still(array, spec):
+                    raise NotNative  # another thread has given the array another shape since the plan was made for it
         del self.answered, self.values, self.places, self.arguments  # the caller's arrays go
-
-    def _check_unchanged(self) -> None:
-        """Raise NotNative if another thread has given an array another shape since the plan was made for it."""
-        if self.is_torch or not self.by_plan:
-            return
-        for spec, array in zip(self.answered.by.specs, self.answered.operands, strict=False):
-            if spec is not None and type(array) is np.ndarray and not _is_still(array, spec):
-                raise NotNative
 
     # --- what is done with them ---
 
@@ -296,7 +283,15 @@ class Entry:
         lists = lists_of(answered.by.op)
         if plan.copies or lists is None:
             raise NotNative
-        self._check_answer(lists)
+        if lists:
+            same = True
+        elif answered.new:
+            found = answered.answer if isinstance(answered.answer, tuple) else (answered.answer,)
+            same = len(found) == len(answered.results) and all(map(operator.is_, found, answered.results))
+        else:  # PyTorch counts how often a tensor was written to
+            same = not self.is_torch and any(each is answered.answer for each in self.values)
+        if not same:  # the call returned anything but the plan's results
+            raise NotNative
         out = calls.NONE
         if not answered.new and not lists:
             out = next((place for place, each in enumerate(self.values) if each is answered.answer), calls.NONE)
@@ -312,19 +307,6 @@ class Entry:
             "first_result": self._at(several(calls.Result, results)),
             "tables_from": pool.source(8 * calls.TABLES * len(answered.operands)),
         }
-
-    def _check_answer(self, lists: int) -> None:
-        """Raise NotNative if the call returned anything but the plan's results."""
-        answered = self.answered
-        if lists:
-            return
-        if answered.new:
-            found = answered.answer if isinstance(answered.answer, tuple) else (answered.answer,)
-            same = len(found) == len(answered.results) and all(map(operator.is_, found, answered.results))
-        else:  # PyTorch counts how often a tensor was written to
-            same = not self.is_torch and any(each is answered.answer for each in self.values)
-        if not same:
-            raise NotNative
 
     def _of_function(self) -> dict[str, int]:
         answered = self.answered
@@ -371,7 +353,8 @@ class Entry:
             plainly, sizes = self.tensors.is_plainly_made(make), self.tensors.sizes(result)
             dtype, rank = self.tensors.dtype(result), len(sizes) // 2
         else:
-            plainly, dtype, rank, sizes = _is_plainly_made(make), id(result.dtype), result.ndim, result.shape
+            plainly = isinstance(make, functools.partial) and make.func is np.empty  # as native code makes it, too
+            dtype, rank, sizes = id(result.dtype), result.ndim, result.shape
         self.kept += [make, result.dtype]
         maker = 0 if plainly else id(make)
         return calls.Result(calls.NONE, maker, dtype, device=-1, rank=rank, sizes=self._at(words(sizes)))
@@ -384,11 +367,6 @@ def _is_still(array: Any, spec: Spec) -> bool:
     except ValueError:
         return False
     return (shown.strides, shown.dtype) == (spec.strides, spec.dtype)
-
-
-def _is_plainly_made(make: Callable[..., Any]) -> bool:
-    """Whether a result is made by np.empty alone, so that native code can make it without Python."""
-    return isinstance(make, functools.partial) and make.func is np.empty
 
 
 class PythonFunction(abi.Function):
@@ -496,19 +474,16 @@ class Entries:
         if signature in self.refused or any(signature == each for each, _ in self.entered) or not settling.begin():
             return
         try:
-            replaced = self._enter(signature, Entry(answered, args, kwargs))
+            entry = Entry(answered, args, kwargs)
+            self.table.functions, self.table.torch = _c_functions().address, tensors.address
+            replaced: list[Any] = self.entered[self.next : self.next + 1]
+            self.slots[self.next] = entry.address
+            self.entered[self.next : self.next + 1] = [(signature, entry)]
+            self.next = (self.next + 1) % calls.SLOTS
+            self.own.vectorcall = calls.call.address
         except NotNative:
             replaced = self.refused[: -calls.SLOTS]
             self.refused = [*self.refused[-calls.SLOTS :], signature]
         finally:
             settling.end()
         del replaced  # after the lock is released, since freeing objects may run any code
-
-    def _enter(self, signature: Any, entry: Entry) -> Any:
-        self.table.functions, self.table.torch = _c_functions().address, tensors.address
-        replaced = self.entered[self.next : self.next + 1]
-        self.slots[self.next] = entry.address
-        self.entered[self.next : self.next + 1] = [(signature, entry)]
-        self.next = (self.next + 1) % calls.SLOTS
-        self.own.vectorcall = calls.call.address
-        return replaced

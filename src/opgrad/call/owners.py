@@ -65,17 +65,14 @@ def library_of(kind: type) -> Library | None:
     """The library that a type belongs to; None for NumPy and everything else."""
     if kind not in known:
         modules = (DOORS.get(base.__module__.partition(".")[0]) for base in kind.__mro__)
-        module = next((found for found in modules if found is not None), LENT if _only_lends(kind) else None)
+        module = next((found for found in modules if found is not None), None)
+        # A type that has DLPack, and none of the ways by which NumPy makes arrays of objects, only lends its memory.
+        ways = (f"__array{way}__" for way in ("", "_interface", "_struct"))
+        if module is None and hasattr(kind, "__dlpack__") and not any(hasattr(kind, way) for way in ways):
+            module = None if issubclass(kind, memoryview | bytes | bytearray) else LENT
         with settling:  # a fork never meets the module half imported
             known[kind] = None if module is None else cast(Library, importlib.import_module(module))
     return known[kind]
-
-
-def _only_lends(kind: type) -> bool:
-    """Whether a type has DLPack and none of the ways by which NumPy makes arrays of objects."""
-    if issubclass(kind, memoryview | bytes | bytearray) or not hasattr(kind, "__dlpack__"):
-        return False
-    return not any(hasattr(kind, f"__array{way}__") for way in ("", "_interface", "_struct"))
 
 
 def arrays_of(op: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,8 +111,12 @@ def run(op: Operator, given: Mapping[str, Any], call: Call | None = None) -> Any
     Raises TypeError if they belong to several, NotImplementedError for an operator that only NumPy's arrays have,
     besides what the operator raises.
     """
-    if "torch" not in op.support.front_ends:
-        return _run_graph_operator(op, given)
+    if "torch" not in op.support.front_ends:  # only NumPy's arrays have it, in whose place DLPack's may stand
+        found = {library_of(type(array)) for array in arrays_of(op, given).values()} - {None}
+        if {owner.NAME for owner in found if owner} == {"DLPack array"}:
+            return next(owner for owner in found if owner).run(op, given)
+        refusal = "no kernel for other arrays than NumPy's; convert them with numpy.asarray"
+        raise NotImplementedError(f"{op.name}: {refusal}")
     for name in op.inputs:
         library = known.get(type(given.get(name)))
         if library is not None:
@@ -149,14 +150,6 @@ def _run(library: Library, op: Operator, given: Mapping[str, Any], call: Call | 
         return library.run(op, given)
     its_entries, args, kwargs = call
     return noted(its_entries, lambda *args, **kwargs: library.run(op, given), args, kwargs)
-
-
-def _run_graph_operator(op: Operator, given: Mapping[str, Any]) -> Any:
-    """The same for an operator that only NumPy's arrays have, in whose place DLPack's may stand."""
-    owners = {library_of(type(array)) for array in arrays_of(op, given).values()} - {None}
-    if {owner.NAME for owner in owners if owner} == {"DLPack array"}:
-        return next(owner for owner in owners if owner).run(op, given)
-    raise NotImplementedError(f"{op.name}: no kernel for other arrays than NumPy's; convert them with numpy.asarray")
 
 
 def check_owners(op: Operator, given: Mapping[str, Any], library: Library) -> None:

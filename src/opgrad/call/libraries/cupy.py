@@ -28,22 +28,15 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     missing or finds no GPU.
     """
     first = given.get(op.arrays[0])
+    if not isinstance(first, cupy.ndarray):
+        return _runners.run(op, given)
     before = cupy.cuda.runtime.getDevice()
-    if not isinstance(first, cupy.ndarray) or first.data.device_id == before:
-        return _run_here(op, given)
     # `with first.device` would go back to the device that CuPy set last, which PyTorch may have changed since.
     cupy.cuda.runtime.setDevice(first.data.device_id)
     try:
-        return _run_here(op, given)
+        return _runners.run(*arrays.expanded(op, dict(given), cast(Arrays, _library())))
     finally:
         cupy.cuda.runtime.setDevice(before)
-
-
-def _run_here(op: Operator, given: Mapping[str, Any]) -> Any:
-    """Run on the current device."""
-    if isinstance(given.get(op.arrays[0]), cupy.ndarray):
-        op, given = arrays.expanded(op, dict(given), cast(Arrays, _library()))
-    return _runners.run(op, given)
 
 
 def _library() -> owners.Library:
@@ -70,30 +63,20 @@ def _settle(op: Operator, given: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"{op.name}: {name} is on device {array.data.device_id}, expected {model.data.device_id}, "
                 f"the device of {first}: copy it with cupy.array({name}) inside of `with {first}.device`"
             )
-    _check_narrow(op, given)
-    _check_driver(op)
-    return given
-
-
-def _check_narrow(op: Operator, given: Mapping[str, Any]) -> None:
-    """Raise NotImplementedError if results are to be bfloat16 or float8 and CuPy has no such arrays."""
     attributes = {"out_dtype": given.get("out_dtype")}
     if op.kind != "blocks":  # an expanded call's is settled
         normalise(op, attributes, {})
     asked = attributes["out_dtype"]
     for name in NARROW:
         if DTYPES[name] in (asked if isinstance(asked, tuple) else (asked,)):
-            _check_dtype(op, name)
-
-
-def _check_dtype(op: Operator, name: str) -> None:
-    try:
-        cupy.empty(0, DTYPES[name])
-    except (TypeError, ValueError):
-        remedy = "use CuPy 14 or newer" if name == "bfloat16" else "use PyTorch tensors"
-        raise NotImplementedError(
-            f"{op.name}: out_dtype is {name}, which CuPy {cupy.__version__} has not: {remedy}"
-        ) from None
+            try:
+                cupy.empty(0, DTYPES[name])
+            except (TypeError, ValueError):
+                remedy = "use CuPy 14 or newer" if name == "bfloat16" else "use PyTorch tensors"
+                wrong = f"out_dtype is {name}, which CuPy {cupy.__version__} has not"
+                raise NotImplementedError(f"{op.name}: {wrong}: {remedy}") from None
+    _check_driver(op)
+    return given
 
 
 def _check_driver(op: Operator) -> None:

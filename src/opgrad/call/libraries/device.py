@@ -53,9 +53,9 @@ class Runners:
             key = self._key(op, settled)
             runner = self.kept.get(key)
         except ERRORS:
-            return self._new(op, settled)
+            return self.make(self.memory, op, self.settle(op, settled))
         if runner is None:
-            runner = self._new(op, settled)
+            runner = self.make(self.memory, op, self.settle(op, settled))
             if all(is_plain(settled[name]) for name in settled if name not in op.inputs and name != "out"):
                 self.kept.keep(key, runner)
         return runner
@@ -73,9 +73,6 @@ class Runners:
                 key.append((name, *map(of, value)) if type(value) is tuple else (name, of(value)))
         return tuple(key)
 
-    def _new(self, op: Operator, given: Mapping[str, Any]) -> Runner:
-        return self.make(self.memory, op, self.settle(op, given))
-
 
 class DeviceRunner(Runner):
     """Runs the calls of one signature on CUDA, by a program that is compiled for the alignments of its arrays."""
@@ -85,7 +82,10 @@ class DeviceRunner(Runner):
     def __init__(self, memory: DeviceMemory, op: Operator, given: Mapping[str, Any]):
         super().__init__(memory, op, given, any_stride=True)
         for name, array in arrays_of(op, given).items():
-            _check_aligned(memory, op, name, array)
+            size = memory.spec(array).dtype.itemsize
+            if memory.address(array) % size:  # elements lie across words: a device cannot read them, nor copy them
+                wrong = f"begins at an address that is no multiple of {size} bytes, the size of its elements"
+                raise ValueError(f"{op.name}: {name} {wrong}, expected an aligned array")
         if importlib.util.find_spec("triton") is None:
             raise ImportError(
                 f'{op.name}: CUDA kernels need Triton, which is not installed: pip install "opgrad[cuda]"'
@@ -110,27 +110,14 @@ class DeviceRunner(Runner):
         base = 0 if scratch is None else memory.address(scratch)
         stream = memory.stream(operands[self.like])
         if self.compiled is None:
-            self._compile(addresses, base)
+            from opgrad.cuda.execute import Compiled, Program
+
+            if self.program.checks and self.problem.attributes.get("check"):
+                self.checks = Compiled(Program(self.program.checks), addresses, base)
+            self.compiled = Compiled(self.program, addresses, base)
         if self.checks is not None:
             self.checks.run(addresses, base, stream)
             position, value = memory.words(scratch)
             if position >= 0:
                 raise self.program.explain(position, value)
         self.compiled.run(addresses, base, stream)
-
-    def _compile(self, addresses: Sequence[int], scratch: int) -> None:
-        from opgrad.cuda.execute import Compiled, Program
-
-        if self.program.checks and self.problem.attributes.get("check"):
-            self.checks = Compiled(Program(self.program.checks), addresses, scratch)
-        self.compiled = Compiled(self.program, addresses, scratch)
-
-
-def _check_aligned(memory: DeviceMemory, op: Operator, name: str, array: Any) -> None:
-    """Raise ValueError for an array whose elements lie across words of memory: a device cannot read it, nor copy it."""
-    size = memory.spec(array).dtype.itemsize
-    if memory.address(array) % size:
-        raise ValueError(
-            f"{op.name}: {name} begins at an address that is no multiple of {size} bytes, the size of its elements, "
-            "expected an aligned array"
-        )

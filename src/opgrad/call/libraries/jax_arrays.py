@@ -32,7 +32,16 @@ def run(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax.Array]) 
     the operator raises.
     """
     device = _one_device(op, found)
-    return _run_on_host(op, given, found, device) if _is_host(device) else _run_carried(op, given, found)
+    if not _is_host(device):
+        return _run_carried(op, given, found)
+    # The NumPy kernels' results become JAX arrays where they lie, unless they are short: results are aligned from
+    # 64 KiB on, and JAX copies those that are not. As of JAX's functions, they are committed to the device if an
+    # argument is.
+    results = public_function(op.name)(**owners.over_arrays(op, given, lambda name, _: np.asarray(found[name])))
+    if any(map(jax_private.is_committed, found.values())):
+        return jax.device_put(results, device, may_alias=True)
+    with jax.default_device(device):
+        return jax.device_put(results, may_alias=True)
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------
@@ -79,19 +88,15 @@ def _check_float64(op: Operator, given: Mapping[str, Any], found: Mapping[str, j
     dtypes = [(name, array.dtype) for name, array in found.items()]
     dtypes += [("out_dtype", dtype) for dtype in (asked if isinstance(asked, tuple) else (asked,))]
     for name, dtype in dtypes:
-        if dtype is not None and _is_dtype(dtype, double):
+        try:
+            is_double = dtype is not None and np.dtype(dtype) == double
+        except (TypeError, ValueError):  # what stands for no dtype is refused where the call is checked
+            is_double = False
+        if is_double:
             raise TypeError(
                 f"{op.name}: {name} is float64, which JAX has once jax_enable_x64 is set: "
                 'jax.config.update("jax_enable_x64", True)'
             )
-
-
-def _is_dtype(value: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether a value stands for this dtype; what stands for none is refused where the call is checked."""
-    try:
-        return np.dtype(value) == dtype
-    except (TypeError, ValueError):
-        return False
 
 
 def _one_device(op: Operator, found: Mapping[str, jax.Array]) -> Any:
@@ -120,22 +125,6 @@ def _one_device(op: Operator, found: Mapping[str, jax.Array]) -> Any:
 
 def _is_host(device: Any) -> bool:
     return bool(device.platform == "cpu")
-
-
-# --- on the CPU -----------------------------------------------------------------------------------------------------
-
-
-def _run_on_host(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax.Array], device: Any) -> Any:
-    """Run the NumPy kernels. The results become JAX arrays where they lie, unless they are short.
-
-    `arrays` aligns results from 64 KiB on; JAX copies those that are not. Like the results of JAX's functions, they
-    are committed to the device if an argument is.
-    """
-    results = public_function(op.name)(**owners.over_arrays(op, given, lambda name, _: np.asarray(found[name])))
-    if any(map(jax_private.is_committed, found.values())):
-        return jax.device_put(results, device, may_alias=True)
-    with jax.default_device(device):
-        return jax.device_put(results, may_alias=True)
 
 
 # --- on CUDA --------------------------------------------------------------------------------------------------------
@@ -235,18 +224,6 @@ _new_keeper()
 in_child(_new_keeper)
 
 
-def _keep(held: Iterable[Any], finish: Callable[[], None]) -> None:
-    """Keep arrays until the device is done with them."""
-    try:
-        _keeper.submit(_wait, held, finish)
-    except RuntimeError:  # The interpreter is ending and starts no thread.
-        finish()
-
-
-def _wait(held: Iterable[Any], finish: Callable[[], None]) -> None:
-    finish()
-
-
 def _run_carried(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax.Array]) -> Any:
     """Run on the carrier's arrays in the memory of JAX's, and hand the results to JAX."""
     carrier = _carrier()
@@ -255,22 +232,23 @@ def _run_carried(op: Operator, given: Mapping[str, Any], found: Mapping[str, jax
             f"{op.name}: JAX arrays on CUDA reach the kernels through PyTorch or CuPy, and neither is installed: "
             "pip install torch, or the CuPy for your release of CUDA"
         )
-    borrowed = {name: _borrow(op, carrier, name, array) for name, array in found.items()}
+    borrowed = {}
+    for name, array in found.items():
+        try:
+            borrowed[name] = carrier.borrow(array)
+        except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
+            what = f"{name}, {array.dtype.name} on {array.device}, from JAX"
+            raise NotImplementedError(f"{op.name}: {carrier.NAME} cannot take {what}: {error}") from error
     library = owners.library_of(carrier.kind)
     assert library is not None
     held = tuple(borrowed.values())
     with carrier.device(held[0]):  # On whose stream JAX waits for the results.
         results = library.run(op, owners.over_arrays(op, given, lambda name, _: borrowed[name]))
-        _keep(held, carrier.finish())
+        finish = carrier.finish()
+        try:
+            _keeper.submit(lambda held: finish(), held)
+        except RuntimeError:  # The interpreter is ending and starts no thread.
+            finish()
         if isinstance(results, tuple):
             return tuple(jax.dlpack.from_dlpack(carrier.packed(each)) for each in results)
         return jax.dlpack.from_dlpack(carrier.packed(results))
-
-
-def _borrow(op: Operator, carrier: Carrier, name: str, array: jax.Array) -> Any:
-    try:
-        return carrier.borrow(array)
-    except (BufferError, NotImplementedError, RuntimeError, TypeError) as error:
-        raise NotImplementedError(
-            f"{op.name}: {carrier.NAME} cannot take {name}, {array.dtype.name} on {array.device}, from JAX: {error}"
-        ) from error

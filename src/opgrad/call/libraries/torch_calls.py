@@ -143,16 +143,11 @@ def prepare() -> None:
     if abi.unlike():
         return
     try:
-        entries.know(_found())
+        if not _watchers() or torch_private.forward_state.get("_current_level") is None:
+            raise LookupError
+        entries.know(TorchTensors(abi.tensor_layout(torch)))
     except (LookupError, AttributeError, OSError, RuntimeError):
         abi.warn(f"tensors of PyTorch {torch.__version__}")
-
-
-def _found() -> TorchTensors:
-    """What native code reads of this PyTorch, after a test. Raises what `abi.tensor_layout` raises."""
-    if not _watchers() or torch_private.forward_state.get("_current_level") is None:
-        raise LookupError
-    return TorchTensors(abi.tensor_layout(torch))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

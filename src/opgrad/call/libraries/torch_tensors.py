@@ -70,8 +70,11 @@ def _take(size: int) -> Any:
             return None
         if _counts(kept) != _ALONE:
             queue.append(kept)
-        elif _is_as_it_was(kept, size):
-            storage = kept[0]
+            continue
+        # It has its own memory of so many bytes no more if a user resized or shared it, or had a NumPy array of it; of
+        # one that was cloned lazily, data_ptr makes the copy.
+        storage, address = kept
+        if storage.nbytes() == size and storage.resizable() and storage.data_ptr() == address:
             queue.append(kept)
             return storage
     return None
@@ -86,38 +89,27 @@ def _counts(kept: Kept) -> list[int]:
     return list(map(call, counters, (kept[0]._cdata, kept[0])))
 
 
-def _is_as_it_was(kept: Kept, size: int) -> bool:
-    """Whether a storage has its own memory of so many bytes, and may be resized.
-
-    It is not if a user resized or shared it, or had a NumPy array of it; of one that was cloned lazily, data_ptr makes
-    the copy.
-    """
-    storage, address = kept
-    return bool(storage.nbytes() == size and storage.resizable() and storage.data_ptr() == address)
-
-
 def _new(plain: Callable[[], torch.Tensor], size: int) -> torch.Tensor:
     """A result in new memory, which is kept in place of the storages of other sizes."""
     made = plain()
-    _ask_for_huge_pages(made.data_ptr(), size)
+    start = -(-made.data_ptr() // pool.HUGE) * pool.HUGE
+    length = (made.data_ptr() + size) // pool.HUGE * pool.HUGE - start
+    if size >= HUGE_FROM and length > 0 and (advise := _advise()):  # the whole huge pages in it
+        advise(start, length, pool.ADVICE)
     _kept.setdefault(size, deque()).append((made.untyped_storage(), made.data_ptr()))
     while _held() > pool.bound():
-        _drop(next((other for other in list(_kept) if other != size), size))
+        dropped = next((other for other in list(_kept) if other != size), size)
+        queue = _kept.get(dropped, deque())
+        with suppress(IndexError):  # another thread was faster
+            queue.popleft()
+        if not queue:
+            _kept.pop(dropped, None)
     return made
 
 
 def _held() -> int:
     """The bytes of all storages that are kept, in use or not: whatever is released, no more stays."""
     return sum(size * len(queue) for size, queue in list(_kept.items()))
-
-
-def _drop(size: int) -> None:
-    """Keep one storage less of this size."""
-    queue = _kept.get(size, deque())
-    with suppress(IndexError):  # another thread was faster
-        queue.popleft()
-    if not queue:
-        _kept.pop(size, None)
 
 
 @cache
@@ -128,14 +120,6 @@ def _advise() -> Any:
     function = ctypes.CDLL(None).madvise
     function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     return function
-
-
-def _ask_for_huge_pages(address: int, size: int) -> None:
-    """Have the system put the whole huge pages of new memory into such."""
-    start = -(-address // pool.HUGE) * pool.HUGE
-    length = (address + size) // pool.HUGE * pool.HUGE - start
-    if size >= HUGE_FROM and length > 0 and (advise := _advise()):
-        advise(start, length, pool.ADVICE)
 
 
 _ALONE = _counts((torch.UntypedStorage(1), 0)) if _references else []
@@ -302,7 +286,13 @@ def _settle(op: Operator, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if not tensors:
         raise TypeError(f"{op.name}: {op.arrays[0]} is None, expected a {NAME}")
     for name, tensor in tensors.items():
-        _check_layout(op, name, tensor)
+        what = f"{op.name}: {name}"
+        if tensor.is_quantized:
+            raise TypeError(f"{what} is quantised, expected floating-point numbers: use .dequantize()")
+        if tensor.is_nested:
+            raise NotImplementedError(f"{what} is a nested tensor, expected a dense one: use .to_padded_tensor()")
+        if tensor.layout != torch.strided:
+            raise NotImplementedError(f"{what} has layout {tensor.layout}, expected a dense one: use .to_dense()")
     (first, model), *others = tensors.items()
     if model.device.type not in ("cpu", "cuda"):
         raise NotImplementedError(f"{op.name}: {first} is on {model.device}, expected cpu or cuda: move it with .to()")
@@ -322,19 +312,6 @@ def numpy_dtypes(out_dtype: Any) -> Any:
     if isinstance(out_dtype, tuple):
         return tuple(numpy_dtypes(each) for each in out_dtype)
     return numpy_dtype(out_dtype) if isinstance(out_dtype, torch.dtype) else out_dtype
-
-
-def _check_layout(op: Operator, name: str, tensor: torch.Tensor) -> None:
-    if tensor.is_quantized:
-        raise TypeError(f"{op.name}: {name} is quantised, expected floating-point numbers: use .dequantize()")
-    if tensor.is_nested:
-        raise NotImplementedError(
-            f"{op.name}: {name} is a nested tensor, expected a dense one: use .to_padded_tensor()"
-        )
-    if tensor.layout != torch.strided:
-        raise NotImplementedError(
-            f"{op.name}: {name} has layout {tensor.layout}, expected a dense one: use .to_dense()"
-        )
 
 
 # --- what general calls are put together from: `contract.libraries.Arrays` -------------------------------------------

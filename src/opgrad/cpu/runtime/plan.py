@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from opgrad.contract import DTYPES, Array, Operator
+from opgrad.contract import DTYPES, Array, Operator, Spec
 from opgrad.contract.signature import Explain, Operand, Pair, Problem, covered, pairs
 from opgrad.cpu.compiler.decorators import Kernel, inline, native, vector_lanes
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
@@ -348,21 +348,19 @@ def touch(pair: Pair, result: int, other: int) -> bool:
 
 def check_overlap(op: Operator, arrays: Sequence[Array | None]) -> None:
     """Raise ValueError if a result overlaps another array in a way that is not allowed."""
-    names, first_result = [*op.arrays, *op.results], len(op.arrays)
+    names = [*op.arrays, *op.results]
     for group in _close(arrays):
         for number, place in enumerate(group):
-            for other in group[:number] if place >= first_result else ():
-                _check_pair(op, names[place], arrays[place], names[other], arrays[other])
-
-
-def _check_pair(op: Operator, result: str, output: Any, name: str, array: Any) -> None:
-    if not np.shares_memory(array, output):
-        return
-    allowed = name in op.in_place.get(result, ())
-    same = array.ctypes.data == output.ctypes.data and array.strides == output.strides
-    if not (allowed and same and array.dtype == output.dtype):
-        expected = f"{name} itself or separate memory" if allowed else "separate memory"
-        raise ValueError(f"{op.name}: out for {result} overlaps {name}, expected {expected}")
+            output: Any = arrays[place]
+            for other in group[:number] if place >= len(op.arrays) else ():
+                result, name, array = names[place], names[other], arrays[other]
+                if array is None or not np.shares_memory(array, output):
+                    continue
+                allowed = name in op.in_place.get(result, ())
+                same = array.ctypes.data == output.ctypes.data and array.strides == output.strides
+                if not (allowed and same and array.dtype == output.dtype):
+                    expected = f"{name} itself or separate memory" if allowed else "separate memory"
+                    raise ValueError(f"{op.name}: out for {result} overlaps {name}, expected {expected}")
 
 
 def _close(arrays: Sequence[Array | None]) -> list[list[int]]:
@@ -370,24 +368,19 @@ def _close(arrays: Sequence[Array | None]) -> list[list[int]]:
 
     Comparing every pair of arrays exactly took 0.5 ms for the 65 arrays of a list operator.
     """
-    spans = sorted((*_span(array), place) for place, array in enumerate(arrays) if array is not None and array.size)
+    spans = []
+    for place, array in enumerate(arrays):
+        if array is not None and array.size:
+            low, high = covered(Spec(array.shape, array.dtype, array.strides))
+            spans.append((array.ctypes.data + low, array.ctypes.data + high, place))
     groups: list[list[int]] = []
     reached = 0
-    for start, end, place in spans:
+    for start, end, place in sorted(spans):
         if start >= reached:
             groups.append([])
         groups[-1].append(place)
         reached = max(reached, end)
     return [sorted(group) for group in groups if len(group) > 1]
-
-
-def _span(array: Array) -> tuple[int, int]:
-    """The first address of an array's memory, and the address behind its last byte."""
-    start = array.ctypes.data
-    if array.flags.c_contiguous:
-        return start, start + array.nbytes
-    steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
-    return start + sum(min(step, 0) for step in steps), start + sum(max(step, 0) for step in steps) + array.itemsize
 
 
 @structure
@@ -446,12 +439,35 @@ def dtypes_of(step: Step) -> list[str]:
 
 def step_words(step: Step, program: Program) -> list[int]:
     """The words of a step: its own, its kernel's arguments, and its patches, which say what each call adds to them."""
-    filled = _header(step, program)
+    filled: list[tuple[Any, Any]] = []
+    if step.kernel.takes_units:  # the words before the arguments, as opgrad.cpu.compiler.parameters lays them out
+        filled += (int, step.per_part), (int, step.units)
+        if step.kernel.takes_private:
+            workspace: Any = program.workspace
+            memory = Scratch(workspace.slots_begin), workspace.slot_bytes, Scratch(8 * IN_USE), program.slots
+            filled += ((int, value) for value in memory)
     for name, kind in step.kernel.parameters.items():
         filled += values(kind, step.arguments[name])
-    patched = enumerate(_patched(kind, value) for kind, value in filled)
-    patches = [Patch(index, operand) for index, operand in patched if operand is not None]
-    arguments = [_word(value, kind) for kind, value in filled]
+    arguments, patches = [], []
+    for index, (kind, value) in enumerate(filled):
+        operand = None
+        if value is None:
+            arguments.append(0)
+        elif isinstance(value, Operand):
+            arguments.append(0)
+            operand = value.number
+        elif isinstance(value, Operands):
+            arguments.append(0)
+            operand = TABLE
+        elif isinstance(value, Scratch):
+            arguments.append(value.offset)
+            operand = SCRATCH
+        elif isinstance(value, Address):
+            arguments.append(value.value)
+        else:
+            arguments.append(int(unpack("q", pack("d", value))[0]) if kind is Float else int(value))
+        if operand is not None and kind is not Private:  # a call adds the address of the operand
+            patches.append(Patch(index, operand))
     return call_words(step.kernel.task(dtypes_of(step), step.interface), step.parts, arguments, patches)
 
 
@@ -462,39 +478,6 @@ def call_words(task: int, parts: int, arguments: Sequence[int], patches: Sequenc
         raise RuntimeError(f"opgrad: a kernel takes {count}, expected at most {MAX_ARGUMENTS}")
     head = StepHead(task, parts, len(arguments), len(patches))
     return [*head.words, *arguments, *(word for patch in patches for word in patch.words)]
-
-
-def _header(step: Step, program: Program) -> list[tuple[Any, Any]]:
-    """The words before a kernel's own arguments, as opgrad.cpu.compiler.parameters lays them out."""
-    if not step.kernel.takes_units:
-        return []
-    header: list[Any] = [step.per_part, step.units]
-    if step.kernel.takes_private:
-        workspace: Any = program.workspace
-        memory = Scratch(workspace.slots_begin), workspace.slot_bytes, Scratch(8 * IN_USE), program.slots
-        header += memory
-    return [(int, value) for value in header]
-
-
-def _patched(kind: Any, value: Any) -> int | None:
-    """The operand whose address a call adds to an argument; None if it adds nothing."""
-    if kind is Private or value is None:
-        return None
-    if isinstance(value, Operand):
-        return value.number
-    if isinstance(value, Operands):
-        return TABLE
-    return SCRATCH if isinstance(value, Scratch) else None
-
-
-def _word(value: Any, kind: Any) -> int:
-    if value is None or isinstance(value, Operand | Operands):
-        return 0
-    if isinstance(value, Scratch):
-        return value.offset
-    if isinstance(value, Address):
-        return value.value
-    return int(unpack("q", pack("d", value))[0]) if kind is Float else int(value)
 
 
 OVERLAP, NO_MEMORY = -1, -2  # the status of a run that ran no kernel: arrays may overlap; working memory was refused
@@ -615,8 +598,14 @@ class Pass(RepeatedKernel):
     def __init__(
         self, kernel: Kernel, arrays: Sequence[np.ndarray], arguments: Arguments, least: int = LEAST_SHARED_BYTES
     ):
-        for array in arrays:
-            _check(array, arrays[0])
+        for array in arrays:  # native code must be able to step through it
+            wrong = f"optimizer: an array has dtype {array.dtype}"
+            if array.dtype not in (np.float32, np.float64) or array.dtype != arrays[0].dtype:
+                raise TypeError(f"{wrong}, expected float32 or float64, the same for all")
+            if array.ndim != 1 or array.shape != arrays[0].shape:
+                raise ValueError(f"optimizer: an array has shape {array.shape}, expected ({arrays[0].size},)")
+            if not (array.flags.c_contiguous and array.flags.writeable):
+                raise ValueError("optimizer: an array is read-only or strided, expected contiguous memory to write to")
         size, traffic = arrays[0].size, sum(array.nbytes for array in arrays)
         super().__init__(kernel, arrays, size, per_part(size, traffic), traffic, arguments, least)
 
@@ -624,13 +613,3 @@ class Pass(RepeatedKernel):
 def per_part(size: int, traffic: int) -> int:
     """How many elements make a part; every part but the last holds whole vectors."""
     return -(-units_per_part(size, traffic / size) // 64) * 64 if size else 1
-
-
-def _check(array: np.ndarray, model: np.ndarray) -> None:
-    """Raise unless native code can step through the array."""
-    if array.dtype not in (np.float32, np.float64) or array.dtype != model.dtype:
-        raise TypeError(f"optimizer: an array has dtype {array.dtype}, expected float32 or float64, the same for all")
-    if array.ndim != 1 or array.shape != model.shape:
-        raise ValueError(f"optimizer: an array has shape {array.shape}, expected ({model.size},)")
-    if not (array.flags.c_contiguous and array.flags.writeable):
-        raise ValueError("optimizer: an array is read-only or strided, expected contiguous memory to write to")
