@@ -1,4 +1,4 @@
-"""The gradient of convolution: the reference against the forward, what is computed, errors, sizes that take chunks."""
+"""The gradients of convolution and of transposed convolution: references, what is computed, errors, large sizes."""
 
 import itertools
 import math
@@ -12,11 +12,13 @@ import opgrad
 from opgrad.cli.examples import examples, listed
 from opgrad.cli.examples import expected as expected_of
 from opgrad.cli.examples.arrays import _convolution as convolved
+from opgrad.cli.examples.arrays import _transposed as transposed
 from opgrad.cpu.programs import convolution
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.windows import axes
 
-OP = graph_operators()["conv_grad"]
+CONV, TRANSPOSED = (graph_operators()[name] for name in ("conv_grad", "conv_transpose_grad"))
+RNG = np.random.default_rng(0)
 
 
 def conv(x, w, strides, pads, dilations, group):
@@ -53,13 +55,51 @@ def test_reference_is_the_forwards_derivative(shape, window, attributes):
     rng = np.random.default_rng(1)
     x, dx, w, dw = (rng.normal(size=each) for each in (shape, shape, window, window))
     dy = rng.normal(size=conv(x, w, **attributes).shape)
-    found = OP.reference(dy, x, w, **attributes)
+    found = CONV.reference(dy, x, w, **attributes)
     assert math.isclose((found[0] * dx).sum(), (dy * conv(dx, w, **attributes)).sum(), rel_tol=1e-12)
     assert math.isclose((found[1] * dw).sum(), (dy * conv(x, dw, **attributes)).sum(), rel_tol=1e-12)
     np.testing.assert_allclose(found[2], dy.sum((0, *range(2, dy.ndim))))
 
 
-RNG = np.random.default_rng(0)
+def conv_transpose(x, w, sizes, strides, begin, dilations, group):
+    """The forward, by the definition: each element of x adds a filter to y, the padding is cut off."""
+    y, per_group = np.zeros((len(x), w.shape[1] * group, *sizes)), len(w) // group
+    for c, m in itertools.product(range(len(w)), range(w.shape[1])):
+        channel = c // per_group * w.shape[1] + m
+        for i, k in itertools.product(np.ndindex(*x.shape[2:]), np.ndindex(*w.shape[2:])):
+            o = tuple(a * s - b + e * d for a, s, b, e, d in zip(i, strides, begin, k, dilations, strict=True))
+            if all(0 <= place < size for place, size in zip(o, sizes, strict=True)):
+                y[(slice(None), channel, *o)] += x[(slice(None), c, *i)] * w[(c, m, *k)]
+    return y
+
+
+CASES = {
+    "one axis": (transposed(RNG, (2, 4, 5), 3, (3,), strides=(2,), pads=(1, 0), output_padding=(1,), group=2), (1,)),
+    "same": (transposed(RNG, (1, 2, 3, 4), 2, (3, 4), strides=(2, 3), auto_pad="SAME_LOWER"), (1, 1)),
+    "output_shape": (transposed(RNG, (1, 2, 3, 3), 2, (3, 2), strides=(2, 2), output_shape=(4, 8)), (2, 0)),
+    "three axes": (transposed(RNG, (1, 2, 2, 3, 2), 1, (2, 1, 3), dilations=(2, 1, 1), group=2), (0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reference_of_transposed_convolution_is_the_forwards_derivative(case, rng):
+    example, begin = CASES[case]
+    given = dict(example.arguments)
+    dy, x, w = (given[name] for name in ("dy", "x", "w"))
+    ones = (1,) * (x.ndim - 2)
+    form = dy.shape[2:], given["strides"] or ones, begin, given["dilations"] or ones, given.get("group", 1)
+    x1, w1 = rng.normal(size=x.shape), rng.normal(size=w.shape)
+    dx, dw, db = TRANSPOSED.reference(**given)
+    assert math.isclose((dx * x1).sum(), (dy * conv_transpose(x1, w, *form)).sum(), rel_tol=1e-12)
+    assert math.isclose((dw * w1).sum(), (dy * conv_transpose(x, w1, *form)).sum(), rel_tol=1e-12)
+    np.testing.assert_allclose(db, dy.sum((0, *range(2, dy.ndim))))
+
+
+def of_dtype(example, dtype="float32"):
+    dtype = opgrad.contract.DTYPES[dtype]
+    return {k: v.astype(dtype) if isinstance(v, np.ndarray) else v for k, v in example.arguments.items()}
+
+
 LARGER = {
     "several chunks": convolved(RNG, (70, 12, 20, 20), 10, (3, 3), pads=(1, 1, 1, 1)),
     "channels beyond a tile": convolved(RNG, (3, 37, 14, 14), 33, (3, 3), pads=(1, 1, 1, 1)),
@@ -75,72 +115,83 @@ LARGER = {
     "a window beyond x": convolved(RNG, (70, 3, 6, 7), 30, (9, 8), pads=(2, 1, 1, 0)),
     "a long axis": convolved(RNG, (2, 2, 30_000), 3, (25,), dilations=(7,)),
     "three axes": convolved(RNG, (2, 6, 7, 9, 11), 7, (3, 3, 3), pads=(1,) * 6, strides=(1, 2, 1)),
+    "transposed, several chunks": transposed(RNG, (40, 12, 20, 20), 5, (3, 3), strides=(2, 2), pads=(1,) * 4),
+    "transposed, channels beyond a tile": transposed(RNG, (3, 33, 9, 9), 37, (2, 2), strides=(2, 2)),
+    "transposed, depthwise": transposed(RNG, (2, 24, 10, 10), 1, (5, 5), group=24, pads=(2,) * 4),
+    "transposed, wide strides": transposed(RNG, (2, 5, 12, 12), 3, (2, 3), strides=(5, 4), pads=(1, 0, 0, 1)),
+    "transposed, a long axis": transposed(RNG, (2, 2, 30_000), 3, (25,), dilations=(7,)),
 }
+
+
+def of_case(case):
+    return TRANSPOSED if case.startswith("transposed") else CONV
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("case", LARGER)
 def test_larger(case, dtype, threads):
-    example = LARGER[case]
-    if dtype == "bfloat16" and case != "several chunks":
-        return
-    given = {
-        k: v.astype(opgrad.contract.DTYPES[dtype]) if isinstance(v, np.ndarray) else v
-        for k, v in example.arguments.items()
-    }
+    op, example = of_case(case), LARGER[case]
+    given = of_dtype(example, dtype)
     opgrad.set_num_threads(2)
-    found = call(OP, given)
-    check_close(found, expected_of(OP, given), example.terms)
+    found = call(op, given)
+    check_close(found, expected_of(op, given), example.terms)
     opgrad.set_num_threads(1)
-    for alone, together in zip(call(OP, given), found, strict=True):
+    for alone, together in zip(call(op, given), found, strict=True):
         assert alone.tobytes() == together.tobytes()
 
 
 def test_matrices_of_windows_take_every_attribute(monkeypatch, threads):
     """What is chosen for windows that are large beside the images holds for all."""
     monkeypatch.setattr(convolution, "by_windows", lambda layout, sizes: True)
-    for example in (*examples(OP, "float32"), *examples(OP, "bfloat16")):
+    for example in (*examples(CONV, "float32"), *examples(CONV, "bfloat16")):
         found = []
         for number in (2, 1):
             opgrad.set_num_threads(number)
-            found.append(listed(dispatcher(OP)(**example.arguments)))
-        check_close(found[0], expected_of(OP, example.arguments), example.terms)
+            found.append(listed(dispatcher(CONV)(**example.arguments)))
+        check_close(found[0], expected_of(CONV, example.arguments), example.terms)
         assert [each.tobytes() for each in found[0]] == [each.tobytes() for each in found[1]]
 
 
 def test_windows_in_chunks_of_any_size(monkeypatch):
     example = LARGER["windows across images"]
-    given = {k: v.astype("float32") if isinstance(v, np.ndarray) else v for k, v in example.arguments.items()}
+    given = of_dtype(example)
     for size in (1, 1 << 13):
         monkeypatch.setattr(convolution, "CHUNK_BYTES", size)
-        check_close(listed(dispatcher(OP)(**given)), expected_of(OP, given), example.terms)
-
-
-def test_chunks_of_any_size_give_the_same_sums(monkeypatch):
-    given = {
-        k: v.astype("float32") if isinstance(v, np.ndarray) else v
-        for k, v in LARGER["several chunks"].arguments.items()
-    }
-    expected = expected_of(OP, given)
-    for size in (1, 100_000, 1 << 30):
-        monkeypatch.setattr(convolution, "CHUNK_BYTES", size)
-        check_close(listed(dispatcher(OP)(**given)), expected, 28_000)
+        check_close(listed(dispatcher(CONV)(**given)), expected_of(CONV, given), example.terms)
 
 
 @pytest.mark.parametrize(
+    ("case", "terms"),
+    [("several chunks", 28_000), ("transposed, several chunks", 40 * 39 * 39)],
+    ids=["conv", "transposed"],
+)
+def test_chunks_of_any_size_give_the_same_sums(case, terms, monkeypatch):
+    op, given = of_case(case), of_dtype(LARGER[case])
+    expected = expected_of(op, given)
+    for size in (1, 100_000, 1 << 30):
+        monkeypatch.setattr(convolution, "CHUNK_BYTES", size)
+        check_close(listed(dispatcher(op)(**given)), expected, terms)
+
+
+NEEDED = {
+    CONV: convolved(np.random.default_rng(3), (2, 6, 9, 8), 9, (3, 2), group=3, strides=(1, 2)),
+    TRANSPOSED: CASES["one axis"][0],
+}
+
+
+@pytest.mark.parametrize("op", NEEDED, ids=lambda op: op.name)
+@pytest.mark.parametrize(
     "needs", [("dx",), ("dw",), ("db",), ("dw", "db"), ("dx", "db"), ("db", "dx"), ("dx", "dw", "db")]
 )
-def test_only_what_is_needed(needs):
-    example = convolved(np.random.default_rng(3), (2, 6, 9, 8), 9, (3, 2), group=3, strides=(1, 2))
-    given = {k: v.astype("float32") if isinstance(v, np.ndarray) else v for k, v in example.arguments.items()}
-    every = dict(zip(OP.results, call(OP, given), strict=True))
-    found = opgrad.conv_grad(**given, needs=needs)
-    found = found if isinstance(found, tuple) else (found,)
-    names = [name for name in OP.results if name in needs]
+def test_only_what_is_needed(needs, op):
+    given = of_dtype(NEEDED[op])
+    every = dict(zip(op.results, call(op, given), strict=True))
+    found = call(op, given, needs=needs)
+    names = [name for name in op.results if name in needs]
     for name, array in zip(names, found, strict=True):
         assert array.tobytes() == every[name].tobytes(), name
     outs = tuple(np.empty_like(every[name]) for name in names)
-    opgrad.conv_grad(**given, needs=needs, out=outs if len(outs) > 1 else outs[0])
+    call(op, given, needs=needs, out=outs if len(outs) > 1 else outs[0])
     for out, array in zip(outs, found, strict=True):
         assert out.tobytes() == array.tobytes()
 
@@ -207,3 +258,29 @@ def test_errors(change, message):
     given = {"dy": np.zeros((2, 6, 4, 4)), "x": np.zeros((2, 4, 6, 6)), "w": np.zeros((6, 4, 3, 3)), **change}
     with pytest.raises((ValueError, TypeError), match=f"^conv_grad: {message}"):
         opgrad.conv_grad(**given)
+
+
+def test_the_bias_of_no_channels_has_a_gradient():
+    dy, x, w = np.ones((2, 3, 4, 4)), np.zeros((2, 0, 4, 4)), np.zeros((0, 3, 1, 1))
+    assert opgrad.conv_transpose_grad(dy, x, w)[2].tolist() == [32] * 3
+    assert opgrad.conv_grad(dy, x, w.reshape(3, 0, 1, 1))[2].tolist() == [32] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.zeros((2, 4, 6))}, r"w has 4 dimensions, expected 3, as x has"),
+        ({"w": np.zeros((6, 3, 2, 2))}, r"w has shape \(6, 3, 2, 2\), expected \(4, 3, 2, 2\)"),
+        ({"dy": np.zeros((2, 3, 8, 9))}, r"dy has shape \(2, 3, 8, 9\), expected \(2, 3, 8, 8\)"),
+        ({"group": 3}, "group is 3, expected a divisor of the channels of x, 4"),
+        ({"kernel_shape": (3, 2)}, r"kernel_shape is \(3, 2\), expected \(2, 2\), as w has"),
+        ({"strides": (0, 1)}, r"strides is \(0, 1\), expected numbers of at least 1"),
+        ({"output_padding": (1,)}, r"output_padding is \(1,\), expected 2 numbers"),
+        ({"output_shape": (1, 2, 3)}, r"output_shape is \(1, 2, 3\), expected 2 numbers"),
+        ({"auto_pad": "FULL"}, "auto_pad is 'FULL', expected one of NOTSET"),
+    ],
+)
+def test_errors_of_transposed_convolution(change, message):
+    given = {"dy": np.zeros((2, 3, 8, 8)), "x": np.zeros((2, 4, 4, 4)), "w": np.zeros((4, 3, 2, 2)), "strides": (2, 2)}
+    with pytest.raises((ValueError, TypeError), match=f"^conv_transpose_grad: {message}"):
+        opgrad.conv_transpose_grad(**{**given, **change})
