@@ -27,7 +27,7 @@ from peft import PeftModel  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from opgrad.cli.app import app  # noqa: E402
-from opgrad.tune import Tuner, generation  # noqa: E402
+from opgrad.tune import Tuner, adapted_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of other libraries
 DOCUMENT = Path(__file__).parents[2] / "docs" / "start" / "tune.md"
@@ -211,7 +211,7 @@ def test_architecture(tmp_path, originals, architecture, precision):
         return
     adapter, tokens = tmp_path / "tuned" / "adapter.onnx_adapter", tuner.adapted.prompt_tokens("what is red ?")
     with_genai, first = (
-        list(generation.write_by_genai(tmp_path / "tuned", adapter, tokens, count, 0.0, 0)) for count in (6, 1)
+        list(adapted_model.write_by_genai(tmp_path / "tuned", adapter, tokens, count, 0.0, 0)) for count in (6, 1)
     )
     assert first == with_genai[:1]
     if architecture != "Qwen2_5_VLForConditionalGeneration":  # to which genai gives other places than transformers

@@ -12,8 +12,8 @@ from artifact_sets import EXAMPLES
 from command import cli
 from small_models import build, images, normal, perceptron, two_outputs
 
-from opgrad.cli.commands.options import words
 from opgrad.cli.inspection import inspect
+from opgrad.cli.options import words
 from opgrad.training.artifacts import generate_artifacts
 from opgrad.training.make.named_blocks import Loss, Optimizer
 from opgrad.training.onnxblock import loss, optim
@@ -342,7 +342,7 @@ def test_inspect_of_models_that_are_not_to_be_trained(tmp_path):
 
 def test_output_is_tried_before_artifacts_are_made(tmp_path, monkeypatch):
     """Here it lies below a file."""
-    monkeypatch.setattr("opgrad.cli.commands.train.make", lambda *_, **__: pytest.fail("artifacts were made"))
+    monkeypatch.setattr("opgrad.cli.train.make", lambda *_, **__: pytest.fail("artifacts were made"))
     model, rows = saved(perceptron(), tmp_path), data(tmp_path / "rows.npz", x=(4,))
     (tmp_path / "file").write_text("")
     status, text = cli("train", model, "--data", rows, "--loss", "mse", "--output", tmp_path / "file" / "deep")

@@ -19,7 +19,7 @@ from small_models import build, normal
 from typer.testing import CliRunner
 
 from opgrad.cli.app import app
-from opgrad.cli.commands.step import step as step_command
+from opgrad.cli.step import step as step_command
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState
 from opgrad.training.export import export_step

@@ -251,7 +251,7 @@ def line_files() -> Iterator[bytes]:
 @cache
 def known_base() -> object:
     """A language model with two products beside its table."""
-    from opgrad.tune.language.model import read
+    from opgrad.tune.language_model import read
 
     text = (
         '<ir_version: 10, opset_import: ["": 21]> g (int64[b, n] input_ids) => (float[b, n, 4] logits) {'

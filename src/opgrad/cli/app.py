@@ -12,11 +12,11 @@ from rich.table import Table
 
 import opgrad
 from opgrad.base.terminal import console, existing, folders_argument, show_failure
-from opgrad.cli.commands.artifacts import artifacts, made_folder
-from opgrad.cli.commands.options import explains_errors
-from opgrad.cli.commands.step import step
-from opgrad.cli.commands.train import train
-from opgrad.cli.commands.tune import tune
+from opgrad.cli.artifacts import artifacts, made_folder
+from opgrad.cli.options import explains_errors
+from opgrad.cli.step import step
+from opgrad.cli.train import train
+from opgrad.cli.tune import tune
 
 if TYPE_CHECKING:
     from opgrad.contract import Operator

@@ -15,8 +15,8 @@ import numpy as np
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.training.files.dataset import Buffer, Dataset, Fill, TensorSpec
-from opgrad.tune.language.caches import PLACES, STARTS
-from opgrad.tune.language.model import IGNORED, WEIGHTS
+from opgrad.tune.caches import PLACES, STARTS
+from opgrad.tune.language_model import IGNORED, WEIGHTS
 from opgrad.tune.lines import (
     KINDS,
     Lines,

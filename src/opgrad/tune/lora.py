@@ -27,9 +27,9 @@ from opgrad.ops.quantized import floats_of
 from opgrad.training.files.tensor_values import array_of
 from opgrad.training.make.checks import listed, near
 from opgrad.training.make.selection import fits
-from opgrad.tune.language.model import LanguageModel, attributes_of_nbits
-from opgrad.tune.language.products import TABLES, WeightProduct
+from opgrad.tune.language_model import LanguageModel, attributes_of_nbits
 from opgrad.tune.options import parsed, require
+from opgrad.tune.products import TABLES, WeightProduct
 from opgrad.tune.tokenizer import WHO
 
 ATTENTION = ("q", "k", "v", "o", "qkv")  # roles of the products that get adapters by default

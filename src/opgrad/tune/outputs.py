@@ -34,7 +34,7 @@ from opgrad.training.files.tensor_values import (
     write_model,
 )
 from opgrad.tune import peft
-from opgrad.tune.language.model import LanguageModel
+from opgrad.tune.language_model import LanguageModel
 from opgrad.tune.lora import Adapter, factors, insert
 from opgrad.tune.tokenizer import WHO, read_json
 

@@ -14,7 +14,7 @@ from opgrad.training.files import weights
 from opgrad.training.files.checkpoint_tables import Damaged
 from opgrad.training.files.weights import decode
 from opgrad.training.make.checks import listed
-from opgrad.tune.language.model import LanguageModel
+from opgrad.tune.language_model import LanguageModel
 from opgrad.tune.lora import Adapter, Lora, choose, modules, slices
 from opgrad.tune.tokenizer import WHO, read_json
 

@@ -23,10 +23,10 @@ from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import Held, inputs_of_all
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
 from opgrad.training.make.selection import Candidates, matching, torn_layers, torn_note
-from opgrad.tune.language.caches import PLACES, STARTS, packed_rows
-from opgrad.tune.language.model import LanguageModel, use_tiles
-from opgrad.tune.language.products import WeightProduct
+from opgrad.tune.caches import PLACES, STARTS, packed_rows
+from opgrad.tune.language_model import LanguageModel, use_tiles
 from opgrad.tune.lora import DRAW, Adapter, insert, without_adapters
+from opgrad.tune.products import WeightProduct
 from opgrad.tune.tasks import Task, Write
 from opgrad.tune.tasks.base import tokens_spec
 from opgrad.tune.tokenizer import WHO

@@ -14,7 +14,7 @@ from opgrad.onnx.graph.nodes import rename
 from opgrad.training.files import weights
 from opgrad.training.make.selection import torn_note
 from opgrad.tune import Tuner, outputs, peft
-from opgrad.tune.language.model import read
+from opgrad.tune.language_model import read
 from opgrad.tune.lora import Lora, choose, insert
 from opgrad.tune.outputs import write_tuned
 

@@ -13,8 +13,8 @@ from opgrad.training.engine.trainer import Trainer
 from opgrad.training.engine.training_graph import session_options
 from opgrad.training.files.tensor_values import array_of
 from opgrad.tune import Tuner
-from opgrad.tune.generation import Writer
-from opgrad.tune.language.model import read
+from opgrad.tune.adapted_model import Writer
+from opgrad.tune.language_model import read
 from opgrad.tune.trained_set import scoring
 
 SIZE = 5 + len(WORDS)

@@ -9,7 +9,7 @@ from language_models import WORDS, Writer, make_folder, make_model
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnxruntime import InferenceSession
-from opgrad.tune.language.model import read
+from opgrad.tune.language_model import read
 from opgrad.tune.lora import Lora, choose
 
 SIZE = 5 + len(WORDS)

@@ -12,7 +12,7 @@ from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files import tensor_values
 from opgrad.tune import Tuner
 from opgrad.tune import trained_set as plans
-from opgrad.tune.language.model import read
+from opgrad.tune.language_model import read
 from opgrad.tune.trained_set import Limit, Room, ends_of_layers, limit_of, plan, step_bytes
 
 

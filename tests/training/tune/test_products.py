@@ -13,7 +13,7 @@ from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files import tensor_values
 from opgrad.training.files.artifact_set import AdamWRule
 from opgrad.tune import Tuner
-from opgrad.tune.language.model import read
+from opgrad.tune.language_model import read
 from opgrad.tune.trained_set import ends_of_layers, prepare, scoring
 
 TOKENS = np.random.default_rng(0).integers(0, 25, (2, 6))

@@ -14,7 +14,7 @@ from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.dataset import TensorSpec
 from opgrad.tune import outputs
 from opgrad.tune.examples import RowData, TokenData, TokenExamples, Told
-from opgrad.tune.language.model import LABELS, WEIGHTS, LanguageModel, read
+from opgrad.tune.language_model import LABELS, WEIGHTS, LanguageModel, read
 from opgrad.tune.lora import Adapter
 from opgrad.tune.tokenizer import WHO, Tokenizer
 

@@ -21,7 +21,7 @@ from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.dataset import TensorSpec
 from opgrad.tune.examples import RowData
-from opgrad.tune.language.model import LOSS, LanguageModel, read
+from opgrad.tune.language_model import LOSS, LanguageModel, read
 from opgrad.tune.lines import text_of
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TaskModel

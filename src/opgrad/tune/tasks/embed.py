@@ -21,7 +21,7 @@ from opgrad.training.engine.training_graph import open_session, run
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.dataset import Dataset, Examples, TensorSpec, batches
 from opgrad.tune.examples import RowData, padded
-from opgrad.tune.language.model import LOSS, LanguageModel, read
+from opgrad.tune.language_model import LOSS, LanguageModel, read
 from opgrad.tune.lines import text_of
 from opgrad.tune.lora import DRAW
 from opgrad.tune.options import require

@@ -18,7 +18,7 @@ from opgrad.onnx.graph.nodes import needed
 from opgrad.training.files.dataset import Dataset, TensorSpec
 from opgrad.tune import outputs
 from opgrad.tune.examples import REASONS, RowData, Told, padded
-from opgrad.tune.language.model import ENCODED, LanguageModel
+from opgrad.tune.language_model import ENCODED, LanguageModel
 from opgrad.tune.lines import Lines
 from opgrad.tune.tasks.base import DEFAULTS, Task, TaskModel
 from opgrad.tune.tokenizer import WHO, read_json

@@ -14,7 +14,7 @@ from opgrad.onnx.graph.messages import opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.dataset import Dataset, TensorSpec
 from opgrad.tune.examples import RowData, TokenExample, TokenExamples, padded
-from opgrad.tune.language.model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel
+from opgrad.tune.language_model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel
 from opgrad.tune.lines import Lines
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TRAIN_ON, TaskModel, Write, tokens_spec

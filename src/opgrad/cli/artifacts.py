@@ -13,7 +13,7 @@ from rich.text import Text
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.commands.options import opt, option, positive, said, takes_groups
+from opgrad.cli.options import opt, option, positive, said, takes_groups
 from opgrad.training.make.named_blocks import Loss, Optimizer
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.commands.artifacts import (
+from opgrad.cli.artifacts import (
     LossOptions,
     Making,
     OptimizerOptions,
@@ -23,7 +23,7 @@ from opgrad.cli.commands.artifacts import (
     make,
     results_folder,
 )
-from opgrad.cli.commands.options import RunSettings, given, opt, said, takes_groups, words
+from opgrad.cli.options import RunSettings, given, opt, said, takes_groups, words
 
 if TYPE_CHECKING:
     import onnx

@@ -27,8 +27,8 @@ from opgrad.onnx.graph.messages import (
 )
 from opgrad.onnx.graph.nodes import attributes_of, names_in, needed, read_by
 from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, placeholder, taken_apart, tensor_of
-from opgrad.tune.language.caches import without_caches
-from opgrad.tune.language.products import WeightProduct, find_products, unreached
+from opgrad.tune.caches import without_caches
+from opgrad.tune.products import WeightProduct, find_products, unreached
 from opgrad.tune.tokenizer import WHO, read_json
 
 CONFIGS = ("config.json", "genai_config.json")  # that name the architecture

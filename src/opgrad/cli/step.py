@@ -9,8 +9,8 @@ import typer
 from rich.text import Text
 
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.commands.artifacts import made_folder, numbers
-from opgrad.cli.commands.options import opt, option, positive, takes_groups
+from opgrad.cli.artifacts import made_folder, numbers
+from opgrad.cli.options import opt, option, positive, takes_groups
 
 if TYPE_CHECKING:
     from opgrad.training.export.rules import StepRule

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.commands.artifacts import results_folder
-from opgrad.cli.commands.options import RunSettings, given, opt, takes_groups, words
+from opgrad.cli.artifacts import results_folder
+from opgrad.cli.options import RunSettings, given, opt, takes_groups, words
 
 if TYPE_CHECKING:
     from opgrad.training.engine.distributed import OneProcess
@@ -245,14 +245,14 @@ def _show(tuner: "Tuner", texts: Texts, screen: Console) -> None:
 
 def _written(tuner: "Tuner", prompt: str, adapter: Path | None, trying: Trying, seed: int) -> str:
     """The model's text after a prompt: by onnxruntime-genai, if it is installed and the folder is made for it."""
-    from opgrad.tune import generation
+    from opgrad.tune import adapted_model
     from opgrad.tune.outputs import ADAPTER
 
     model, folder = tuner.adapted, adapter or tuner.adapted.folder
     file = None if adapter is None else adapter / ADAPTER
     settings = trying.tokens, trying.temperature, seed
-    if not generation.can_write(folder) or (file is not None and not file.is_file()):
+    if not adapted_model.can_write(folder) or (file is not None and not file.is_file()):
         return model.write(prompt, *settings, trying.chat)
     return model.tokenizer.decode(
-        list(generation.write_by_genai(folder, file, model.prompt_tokens(prompt, trying.chat), *settings))
+        list(adapted_model.write_by_genai(folder, file, model.prompt_tokens(prompt, trying.chat), *settings))
     )

@@ -1,1 +1,0 @@
-"""The commands that train, and what makes the models for them."""
