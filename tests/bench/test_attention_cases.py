@@ -119,9 +119,3 @@ def test_a_result_is_json_and_is_shown():
     assert first.startswith(f"| `{FUNCTION}` | 4x4x20x8, forward | float32 |")
     assert first.endswith(f"| {result['cells'][0]['error_ulp']:.2f} |")
     assert second.endswith("| not finite |")
-
-
-def test_without_pytorch_the_cells_are_left_out(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    result = run(Target(), TINY[:1], [], 0, {}, lambda done, total, cell: None)
-    assert [cell["left_out"] for cell in result["left_out"]] == ["needs PyTorch"]
