@@ -385,6 +385,8 @@ def test_examples_do_not_act_on_the_terminal(model, data, monkeypatch):
         (["--prompt", "x", "--output", "tuned"], "--output is for --data or --adapter, which is not given"),
         (["--merge", "merged", "--seed", 1], "--seed is for --data or --prompt, which is not given"),
         (["--data", "DATA", "--temperature", 0.5], "--temperature is for --prompt, which is not given"),
+        (["--data", "DATA", "--task", "embed, temperature=-1"], "--task option temperature is -1.0, expected a number"),
+        (["--data", "DATA", "--lora", "rank=0"], "--lora option rank is 0, expected a whole number from 1 to 4096"),
         (["--data", "DATA", "--log", "paper"], "loggers is 'paper', expected tensorboard"),
     ],
 )

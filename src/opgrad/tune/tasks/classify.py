@@ -5,7 +5,6 @@ import math
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -136,23 +135,25 @@ class Classify(HeadTask):
     def reader(self, model: TaskModel) -> Read:
         """A text, perhaps with another in one row, and its label."""
         names = self.names(model.folder) or [str(each) for each in range(model.base.head.outputs)]
-        return partial(self._read, model, {name: number for number, name in enumerate(names)})
+        places = {str(place): place for place in range(len(names))}  # tables have numbers as texts
+        places |= {name: number for number, name in enumerate(names)}
 
-    def _read(self, model: TaskModel, names: Mapping[str, int], values: Mapping[str, Any]) -> tuple[list[Text], Any]:
-        first, second = (next((each for each in known if each in values), None) for known in (FIRST, SECOND))
-        found = [values[each] for each in ("labels", "label") if each in values][:1]
-        if first is None or not found:
-            raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {self.KINDS}")
-        given = found[0] if isinstance(found[0], list) else found
-        places = {**{str(place): place for place in range(len(names))}, **names}  # tables have numbers as texts
-        numbers = [places.get(str(each)) for each in given]
-        if None in numbers:
-            raise ValueError(f"label is {found[0]!r}, expected one of {', '.join(names)}")
-        if not self.several and len(numbers) != 1:
-            raise ValueError(f"it has {len(numbers)} labels, expected one, or the option several=true")
-        target = [float(each in numbers) for each in range(len(names))] if self.several else numbers[0]
-        other = None if second is None else text_of(values, second)
-        return [model.tokenizer.encode_with_types(text_of(values, first), other)], target
+        def read_text(values: dict[str, Any]) -> tuple[list[Text], Any]:
+            first, second = (next((each for each in known if each in values), None) for known in (FIRST, SECOND))
+            found = [values[each] for each in ("labels", "label") if each in values][:1]
+            if first is None or not found:
+                raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {self.KINDS}")
+            given = found[0] if isinstance(found[0], list) else found
+            numbers = [places.get(str(each)) for each in given]
+            if None in numbers:
+                raise ValueError(f"label is {found[0]!r}, expected one of {', '.join(names)}")
+            if not self.several and len(numbers) != 1:
+                raise ValueError(f"it has {len(numbers)} labels, expected one, or the option several=true")
+            target = [float(each in numbers) for each in range(len(names))] if self.several else numbers[0]
+            other = None if second is None else text_of(values, second)
+            return [model.tokenizer.encode_with_types(text_of(values, first), other)], target
+
+        return read_text
 
     def labels_spec(self) -> TensorSpec:
         """Numbers of classes, or for each whether the text has it."""
@@ -235,7 +236,10 @@ class Rank(HeadTask):
             query, *texts = texts_of(values, self.KINDS)
             if label is None and len(texts) < 2:
                 raise ValueError(f"it has no label and no negative, expected {self.KINDS}")
-            first = 1.0 if label is None else _number(label)
+            try:
+                first = 1.0 if label is None else float(label)  # tables may have it as a text
+            except (TypeError, ValueError):
+                first = math.nan
             if label is not None and (self.loss == "listwise" or not 0 <= first <= 1):
                 raise ValueError(f"label is {label!r}, expected a number from 0 to 1 for the loss binary, or none")
             pairs = [model.tokenizer.encode_with_types(query, each) for each in texts]
@@ -268,14 +272,6 @@ class Rank(HeadTask):
             if hits.any() and not hits.all():
                 found.append((hits, int(hits.sum())))
         return retrieved(found)
-
-
-def _number(value: Any) -> float:
-    """A number, which tables may have as a text; else NaN."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 def binary(scores: Value, labels: Value) -> Value:

@@ -203,7 +203,13 @@ class Embed(EncoderTask):
         """The mean over the anchors, and over sizes."""
         model, inputs = copied(base.model), text_inputs(base)
         if self.chunk:
-            add_product(model, base.width)
+            # The sum of the products of vectors with gradients, which are an input.
+            body, width = GraphBody(opset_of(model), names_in(model.graph)), base.width or None
+            body.scope("loss")
+            gradient = helper.make_tensor_value_info(GRADIENT, TensorProto.FLOAT, ["batch", width])
+            model.graph.input.append(gradient)
+            factors = (Value(body, name, TensorProto.FLOAT) for name in (VECTORS, GRADIENT))
+            finish(model, body.node("Mul", *factors).sum(keepdims=False), LOSS, [])
             inputs[GRADIENT] = TensorSpec(GRADIENT, np.dtype(np.float32), ("batch", base.width or "width"))
         else:
             add_texts(model)
@@ -304,15 +310,6 @@ def add_texts(model: onnx.ModelProto) -> None:
         added.CopyFrom(node)
         added.name = f"{TEXTS}{node.name}" if node.name else ""
         rename(added, names)
-
-
-def add_product(model: onnx.ModelProto, width: int) -> None:
-    """Give a graph of vectors the sum of their products with gradients, which are an input, as its only output."""
-    body = GraphBody(opset_of(model), names_in(model.graph))
-    body.scope("loss")
-    model.graph.input.append(helper.make_tensor_value_info(GRADIENT, TensorProto.FLOAT, ["batch", width or None]))
-    factors = (Value(body, name, TensorProto.FLOAT) for name in (VECTORS, GRADIENT))
-    finish(model, body.node("Mul", *factors).sum(keepdims=False), LOSS, [])
 
 
 def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: float) -> None:
