@@ -132,21 +132,17 @@ class Processes(OneProcess):
             work = collective(self._torch.from_numpy(array), *more, group=self._group, async_op=True)
         except RuntimeError as error:
             raise self._failure() or error from None
-        self._wait(work)
-        self.seconds += time.perf_counter() - before
-
-    def _wait(self, work: Any) -> None:
-        """Wait until a collective is done. Raises RuntimeError if it failed, or if a process told that it has."""
         while True:
             was_done = work.is_completed()  # the wait for one that was not may end as it becomes so
             try:
                 work.wait(LOOK)
-                return
+                break
             except RuntimeError as error:
                 if problem := self._failure():
                     raise problem from None
                 if was_done:
                     raise error
+        self.seconds += time.perf_counter() - before
 
     # --- failures ---
 
@@ -157,8 +153,13 @@ class Processes(OneProcess):
         except Exception as error:
             if not self._has_told:
                 self._tell(error)
-            if not isinstance(error, OtherFailed):
-                self._wait_for_others()
+            if not isinstance(error, OtherFailed):  # wait until all know, but not for long: the store may end with this
+                end = time.perf_counter() + KNOWN
+                with suppress(RuntimeError):
+                    while self._store is not None and time.perf_counter() < end:
+                        if self._store.add(f"{self._key}/known", 0) >= self.size:
+                            break
+                        time.sleep(0.02)
             raise
 
     def _tell(self, error: Exception) -> None:
@@ -170,15 +171,6 @@ class Processes(OneProcess):
             with suppress(RuntimeError):  # the store is gone with the process that held it
                 self._store.compare_set(self._key, "", text)
                 self._store.add(f"{self._key}/known", 1)
-
-    def _wait_for_others(self) -> None:
-        """Wait until all processes know of the failure, but no longer than `KNOWN`: the store may end with this one."""
-        end = time.perf_counter() + KNOWN
-        with suppress(RuntimeError):
-            while self._store is not None and time.perf_counter() < end:
-                if self._store.add(f"{self._key}/known", 0) >= self.size:
-                    return
-                time.sleep(0.02)
 
     def _failure(self) -> OtherFailed | None:
         """What the first process that failed has told; None if none has."""

@@ -72,13 +72,27 @@ def decode_tensors(content: bytes | memoryview) -> tuple[dict[str, np.ndarray], 
 
     The arrays are read-only. Raises `Damaged`.
     """
-    header, start = _header(content)
+    length = int.from_bytes(content[:LENGTH], "little")
+    if not starts_like_one(content) or length > min(len(content) - LENGTH, LARGEST_HEADER):
+        raise Damaged("is no safetensors file, or cut short")
+    try:
+        header = json.loads(bytes(content[LENGTH : LENGTH + length]))
+    except (ValueError, RecursionError):
+        raise Damaged("is damaged, its header is no JSON") from None
+    if not isinstance(header, dict):
+        raise Damaged("is damaged, its header is no JSON object")
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(each, str) for each in metadata.values()):
         raise Damaged("is damaged, its metadata are no texts")
-    values, arrays, end = memoryview(content)[start:], {}, 0
+    values, arrays, end = memoryview(content)[LENGTH + length :], {}, 0
     for name, entry in header.items():
-        dtype, shape, first, last = _entry(name, entry)
+        try:
+            dtype, shape, (first, last) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+            right = all(type(each) is int and each >= 0 for each in (*shape, first, last)) and len(shape) <= 32
+        except (KeyError, TypeError, ValueError):
+            right = False
+        if not right:
+            raise Damaged(f"is damaged, its header says of {name!r} what has no meaning")
         if first != end or last - first != math.prod(shape) * dtype.itemsize or last > len(values):
             raise Damaged(
                 f"is damaged or cut short, {name!r} of shape {shape} is said to be at bytes {first} to {last}"
@@ -91,31 +105,6 @@ def decode_tensors(content: bytes | memoryview) -> tuple[dict[str, np.ndarray], 
     if end != len(values):
         raise Damaged(f"is damaged, {len(values)} bytes of arrays follow, expected {end}")
     return arrays, metadata, values
-
-
-def _header(content: bytes | memoryview) -> tuple[dict[str, Any], int]:
-    length = int.from_bytes(content[:LENGTH], "little")
-    if not starts_like_one(content) or length > min(len(content) - LENGTH, LARGEST_HEADER):
-        raise Damaged("is no safetensors file, or cut short")
-    try:
-        header = json.loads(bytes(content[LENGTH : LENGTH + length]))
-    except (ValueError, RecursionError):
-        raise Damaged("is damaged, its header is no JSON") from None
-    if not isinstance(header, dict):
-        raise Damaged("is damaged, its header is no JSON object")
-    return header, LENGTH + length
-
-
-def _entry(name: str, entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
-    """Dtype, shape, first byte and end of a tensor."""
-    try:
-        dtype, shape, (first, last) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-        right = all(type(each) is int and each >= 0 for each in (*shape, first, last)) and len(shape) <= 32
-    except (KeyError, TypeError, ValueError):
-        right = False
-    if not right:
-        raise Damaged(f"is damaged, its header says of {name!r} what has no meaning")
-    return dtype, shape, first, last
 
 
 FORMAT, VERSION = "opgrad.weights", "1"
@@ -173,43 +162,32 @@ def decode(content: bytes | memoryview) -> Weights:
     optimizer, dtype = metadata.get("optimizer", ""), metadata.get("dtype")
     if dtype not in PRESENT:
         raise Damaged(f"is damaged, its dtype is {dtype!r}")
-    parted = {name: name.partition("/") for name in arrays}
-    of_parameters = {name for name, (kind, _, owner) in parted.items() if kind in MOMENTS and owner in arrays}
-    names = _statistics(metadata, arrays)
-    held = {name: each.astype(dtype, copy=False) for name, each in arrays.items() if name not in of_parameters}
-    trainable = {name: each for name, each in held.items() if name not in names}
-    return Weights(
-        trainable=trainable,
-        statistics={name: held[name] for name in names},
-        moments=_moments(arrays, of_parameters, trainable),
-        dtype=dtype,
-        optimizer=optimizer,
-        step=_number(metadata, "step", int),
-        learning_rate=_number(metadata, "learning_rate", float),
-        tune=metadata.get("tune", ""),
-    )
-
-
-def _statistics(metadata: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> list[str]:
     try:
         names = json.loads(metadata.get("statistics", "[]"))
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(each, str) and each in arrays for each in names):
         raise Damaged("is damaged, its running statistics are none of its tensors")
-    return names
-
-
-def _moments(
-    arrays: Mapping[str, np.ndarray], keys: set[str], trainable: Mapping[str, np.ndarray]
-) -> dict[str, dict[str, np.ndarray]]:
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for key in sorted(keys):
-        moment, _, parameter = key.partition("/")
+    parted = {name: name.partition("/") for name in arrays}
+    of_parameters = {name for name, (kind, _, owner) in parted.items() if kind in MOMENTS and owner in arrays}
+    held = {name: each.astype(dtype, copy=False) for name, each in arrays.items() if name not in of_parameters}
+    trainable = {name: each for name, each in held.items() if name not in names}
+    moments: dict[str, dict[str, np.ndarray]] = {}
+    for key in sorted(of_parameters):
+        moment, _, parameter = parted[key]
         if parameter not in trainable or arrays[key].shape != trainable[parameter].shape:
             raise Damaged(f"is damaged, {key!r} is no moment of a parameter")
-        found.setdefault(parameter, {})[moment] = arrays[key]
-    return found
+        moments.setdefault(parameter, {})[moment] = arrays[key]
+    return Weights(
+        trainable=trainable,
+        statistics={name: held[name] for name in names},
+        moments=moments,
+        dtype=dtype,
+        optimizer=optimizer,
+        step=_number(metadata, "step", int),
+        learning_rate=_number(metadata, "learning_rate", float),
+        tune=metadata.get("tune", ""),
+    )
 
 
 def _number(metadata: Mapping[str, str], name: str, kind: Any) -> Any:

@@ -48,7 +48,7 @@ from opgrad.training.make.blocks import (
 from opgrad.training.make.checks import listed, quantity, refused_inputs, refused_types
 from opgrad.training.make.forms import cut_maps, cut_note
 from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
-from opgrad.training.make.selection import Candidates, Selection, part_statistics, select, torn_note
+from opgrad.training.make.selection import WHO, Candidates, Selection, part_statistics, select, torn_note
 from opgrad.training.make.selection import untie as copy_shared
 from opgrad.training.make.trainability import softmax_before_loss
 
@@ -56,7 +56,6 @@ __all__ = ["Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifact
 
 MOST_SHARED = 4  # tensors that a note describes
 logger = logging.getLogger(__name__)
-WHO = "generate_artifacts"
 ORDER = ("training_model", "eval_model", "weights", "checkpoint", "nominal_checkpoint", "optimizer_model")
 # If the large tensors that are no parameters have so many bytes in all, they are written once, into their own file.
 OUTSIDE_FROM = 1 << 20
@@ -357,7 +356,7 @@ def models_of(
     candidates = Candidates(own, apart)
     with building(accessor):
         outputs = names if loss is None else _called(loss, names)
-        chosen = select(accessor.graph(), outputs[0], requires_grad, frozen_params, WHO, candidates)
+        chosen = select(accessor.graph(), outputs[0], requires_grad, frozen_params, candidates)
     if statistics == BatchNorm.MODEL:  # statistics in frozen_params stay as they are
         held, opset = set(chosen.held), opset_of(own)
         nodes = [node for node in conversion.batch_norms(own) if conversion.trains(node, opset)]

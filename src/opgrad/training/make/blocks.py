@@ -189,8 +189,16 @@ class Block(ABC):
 
     def __init_subclass__(cls) -> None:
         """Let errors about arguments of a constructor name the class that was called."""
-        if "__init__" in vars(cls):
-            cls.__init__ = _naming_class(cls.__init__)  # type: ignore[method-assign]
+        if "__init__" not in vars(cls):
+            return
+        constructor = cls.__init__
+
+        @functools.wraps(constructor)
+        def construct(self: "Block", *args: Any, **kwargs: Any) -> None:
+            with naming(type(self).__name__):
+                constructor(self, *args, **kwargs)
+
+        cls.__init__ = construct  # type: ignore[method-assign]
 
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
@@ -246,15 +254,6 @@ class ForwardBlock(Block):
         if self._model is None:
             raise RuntimeError(f"{self._who}: the model is not built yet; call the block first")
         return self._model
-
-
-def _naming_class(constructor: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(constructor)
-    def construct(self: Block, *args: Any, **kwargs: Any) -> None:
-        with naming(type(self).__name__):
-            constructor(self, *args, **kwargs)
-
-    return construct
 
 
 def names_of(output: Any, who: str) -> list[str]:

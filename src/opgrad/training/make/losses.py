@@ -74,7 +74,12 @@ class _Classes(Block):
         (scores,) = in_float32(scores_input_name)
         labels, shape = labels_name, None
         if axis != 1 and sizes is not None:
-            scores, labels, shape = *_rows(scores, labels, len(sizes), axis), labels_name
+            last = len(sizes) - 1  # a matrix with a row of classes for each label, and the labels as a vector
+            if axis != last:
+                order = [place for place in range(len(sizes)) if place != axis] + [axis]
+                scores = append("Transpose", [scores], perm=order)
+            flat, shape = array("celoss.flat", [-1], TensorProto.INT64), labels_name
+            scores, labels = append("Flatten", [scores], axis=last), append("Reshape", [labels, flat])
         inputs = [scores, labels]
         if self._weight is not None:
             kind = accessor.element_type(scores) or TensorProto.FLOAT
@@ -159,32 +164,33 @@ class CrossEntropyLoss(_Classes):
         """(1 - s) * loss + s * the mean over all classes of what the loss would be with that label."""
         kind = current().element_type(inputs[0]) or TensorProto.FLOAT
         share = number("celoss.smoothing", self._smoothing, kind)
-        spread = self._reduced_spread(self._spread(log_prob, kind), inputs, kind)
-        sharp = append("Mul", [loss, number("celoss.sharpness", 1 - self._smoothing, kind)])
-        return append("Add", [sharp, append("Mul", [spread, share])])
-
-    def _spread(self, log_prob: str, kind: int) -> str:
-        """For each row the negative mean of its log-probabilities times the weights of the classes."""
+        # For each row the negative mean of its log-probabilities times the weights of the classes, along axis 1.
         if self._weight is not None:
             sizes = current().sizes(log_prob)
             shape = (-1, *(1 for _ in range(len(sizes) - 2 if sizes else 0)))
             weight = array("celoss.class_weight", self._weight.reshape(shape), kind)
             log_prob = append("Mul", [log_prob, weight])
-        return append("Neg", [_mean_of_classes(log_prob)])
-
-    def _reduced_spread(self, spread: str, inputs: Sequence[str], kind: int) -> str:
-        """The rows' numbers, reduced as the loss is; rows with ignored labels do not count."""
+        if opset_of(current().model) < 18:
+            mean = append("ReduceMean", [log_prob], axes=[1], keepdims=0)
+        else:
+            axes = array("celoss.axis", [1], TensorProto.INT64)
+            mean = append("ReduceMean", [log_prob, axes], keepdims=0)
+        spread = append("Neg", [mean])
+        # Reduced as the loss is; rows with ignored labels do not count.
         counts = self._counts(inputs, kind)
         if self._ignore_index is not None:
             spread = append("Mul", [spread, self._counted(inputs[1], kind)])
         if self._reduction != "mean" or counts is None:
-            return reduced(spread, self._reduction)
-        total, least = reduced(counts, "sum"), number("celoss.least", least_divisor(kind), kind)
-        total_spread = reduced(spread, "sum")
-        if self._weight is not None and not self._weight.all():  # rows of weight 0 have a spread
-            some = append("Cast", [append("Greater", [total, number("celoss.none", 0.0, kind)])], to=kind)
-            total_spread = append("Mul", [total_spread, some])
-        return append("Div", [total_spread, append("Max", [total, least])])
+            spread = reduced(spread, self._reduction)
+        else:
+            total, least = reduced(counts, "sum"), number("celoss.least", least_divisor(kind), kind)
+            spread = reduced(spread, "sum")
+            if self._weight is not None and not self._weight.all():  # rows of weight 0 have a spread
+                some = append("Cast", [append("Greater", [total, number("celoss.none", 0.0, kind)])], to=kind)
+                spread = append("Mul", [spread, some])
+            spread = append("Div", [spread, append("Max", [total, least])])
+        sharp = append("Mul", [loss, number("celoss.sharpness", 1 - self._smoothing, kind)])
+        return append("Add", [sharp, append("Mul", [spread, share])])
 
     def _counts(self, inputs: Sequence[str], kind: int) -> str | None:
         """The weight of each row in a mean; None if all weights are 1."""
@@ -223,24 +229,8 @@ def _node(op: str, inputs: Sequence[str], outputs: Sequence[str], reduction: str
     return outputs[0]
 
 
-def _mean_of_classes(log_prob: str) -> str:
-    """The mean along axis 1; the result lacks this axis."""
-    if opset_of(current().model) < 18:
-        return append("ReduceMean", [log_prob], axes=[1], keepdims=0)
-    return append("ReduceMean", [log_prob, array("celoss.axis", [1], TensorProto.INT64)], keepdims=0)
-
-
 def _without(sizes: Sizes | None, axis: int) -> Sizes | None:
     return None if sizes is None else [size for place, size in enumerate(sizes) if place != axis]
-
-
-def _rows(scores: str, labels: str, rank: int, axis: int) -> tuple[str, str]:
-    """The scores as a matrix with a row of classes for each label, and the labels as a vector."""
-    if axis != rank - 1:
-        order = [place for place in range(rank) if place != axis] + [axis]
-        scores = append("Transpose", [scores], perm=order)
-    flat = array("celoss.flat", [-1], TensorProto.INT64)
-    return append("Flatten", [scores], axis=rank - 1), append("Reshape", [labels, flat])
 
 
 class _Regression(Block):
@@ -383,10 +373,6 @@ class KLDivLoss(Block):
         loss = append("Mul", [target, append("Sub", [logarithm, scores])])
         if self._reduction != "batchmean":
             return reduced(loss, self._reduction)
-        return append("Div", [reduced(loss, "sum"), _row_count(scores)])
-
-
-def _row_count(name: str) -> str:
-    """The size of a value's first axis, as a float."""
-    index = array("kldiv.first", 0, TensorProto.INT64)
-    return append("Cast", [append("Gather", [append("Shape", [name]), index])], to=float_type(name))
+        total, index = reduced(loss, "sum"), array("kldiv.first", 0, TensorProto.INT64)
+        rows = append("Gather", [append("Shape", [scores]), index])
+        return append("Div", [total, append("Cast", [rows], to=float_type(scores))])

@@ -6,7 +6,7 @@ used like weights, such as sinusoidal positions, are told from them. Layers that
 """
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
@@ -27,6 +27,7 @@ from opgrad.training.files.tensor_values import Held, array_of
 from opgrad.training.make import forms
 from opgrad.training.make.checks import listed, near, quantity, without_values
 
+WHO = "generate_artifacts"
 PATTERN = "*?["
 INITIALIZERS = "initializer of the model", "weight of the model"
 
@@ -576,7 +577,6 @@ def select(
     loss: str,
     requires_grad: Iterable[str] | None,
     frozen_params: Iterable[str] | None,
-    who: str,
     candidates: Candidates,
 ) -> Selection:
     """Choose the parameters of a graph with a loss.
@@ -599,12 +599,12 @@ def select(
     frozen, by_pattern = set(held), {*matched, *frozen_by_pattern}
     if requires_grad is None:
         if not candidates.weights:
-            raise ValueError(f"{who}: {no_weights(forward.model)}")
+            raise ValueError(f"{WHO}: {no_weights(forward.model)}")
         depended = reaching(forward, loss)
         matched = [name for name in candidates.weights if name in depended]
         if not matched:
             known = listed(candidates.weights)
-            raise ValueError(f"{who}: the loss {loss!r} depends on no weight of the model, of which it has {known}")
+            raise ValueError(f"{WHO}: the loss {loss!r} depends on no weight of the model, of which it has {known}")
         frozen |= set(candidates.statistics)
     trainable = {*named, *(name for name in matched if name not in frozen)}
     frozen |= {name for name in forms.statistics(model, training=True) if name in tensors} - trainable
