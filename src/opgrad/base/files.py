@@ -167,12 +167,16 @@ def staged(
                 yield temporary
                 _replace_all(folder, temporary, gone)
             finally:
-                if not _is_lost(temporary / OLD, folder):
+                aside = temporary / OLD  # a file that was moved aside and could not be put back stays where it is
+                if not (aside.is_dir() and any(not os.path.lexists(folder / each.name) for each in aside.iterdir())):
                     shutil.rmtree(temporary, ignore_errors=True)
         except OSError as error:
             if error.errno is None:
                 raise
-            raise OSError(error.errno, error.strerror, str(_final(error.filename, temporary, folder))) from None
+            named = error.filename  # the file that it is about becomes that which the temporary one would have become
+            path = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else folder
+            final = folder / path.relative_to(temporary) if path.is_relative_to(temporary) else path
+            raise OSError(error.errno, error.strerror, str(final)) from None
     flush_folder(folder)
 
 
@@ -187,12 +191,6 @@ def alone(path: Path) -> Iterator[Path]:
             yield temporary
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _final(name: object, temporary: Path, folder: Path) -> Path:
-    """The file that an error is about: that which a temporary file would have become, or the folder."""
-    path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else folder
-    return folder / path.relative_to(temporary) if path.is_relative_to(temporary) else path
 
 
 # --- who writes ------------------------------------------------------------------------------------------------------
@@ -232,8 +230,9 @@ def _taken(temporary: Path, make: bool) -> int | None:
             raise
         return None  # it is a link, or somebody else's
     locked = _lock(descriptor, made)
-    if locked and _is_at(descriptor, temporary):
-        return descriptor
+    with suppress(FileNotFoundError):
+        if locked and os.path.samestat(os.fstat(descriptor), os.lstat(temporary)):  # it still has its name
+            return descriptor
     os.close(descriptor)
     return _taken(temporary, make) if locked and make else None
 
@@ -249,14 +248,6 @@ def _made(folder: Path) -> bool:
             folder.rmdir()
         raise
     return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open folder still has its name."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _lock(descriptor: int, made: bool) -> bool:
@@ -324,26 +315,24 @@ def _journal(folder: Path, temporary: Path) -> list[str] | None:
     except (OSError, ValueError, RecursionError):
         return None
     for name in [*found, *_names(temporary)] if isinstance(found, list) else [found]:
-        if not _is_plain(name) or any(map(_is_folder, (folder / name, temporary / name))):
+        # Only a name without a path is one; that of ".." is itself.
+        is_name = isinstance(name, str) and name not in ("", "..") and Path(name).name == name
+        paths = (folder / name, temporary / name) if is_name else ()
+        if not is_name or any(path.is_dir() and not path.is_symlink() for path in paths):
             raise ValueError(f"{temporary / JOURNAL} is about {name!r}, expected names of files in {folder}")
     return found
-
-
-def _is_plain(name: object) -> bool:
-    """Whether this is a name without a path; that of ".." is itself."""
-    return isinstance(name, str) and name not in ("", "..") and Path(name).name == name
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def _replace_all(folder: Path, temporary: Path, gone: Callable[[Collection[str]], Iterable[str]]) -> None:
     """Put the files of one folder in their places in another."""
     names = _names(temporary)
     for name in names:
-        if (before := _old(folder / name)) is not None:
-            _take_permissions(temporary / name, before)
+        if (before := _old(folder / name)) is not None:  # the new file gets its permissions, and its owner if it may
+            path = temporary / name
+            if hasattr(os, "chown") and os.stat(path)[4:6] != before[4:6]:
+                with suppress(OSError):
+                    os.chown(path, before.st_uid, before.st_gid)
+            path.chmod(stat.S_IMODE(before.st_mode) & 0o777)
     others = [name for name in gone(names) if name not in names and (folder / name).is_file()]
     if len(names) == 1 and not others:
         os.replace(temporary / names[0], folder / names[0])
@@ -352,18 +341,14 @@ def _replace_all(folder: Path, temporary: Path, gone: Callable[[Collection[str]]
     flush_folder(temporary)
     try:
         _move(folder, temporary, names, others)
-    except BaseException:
-        _undo(folder, temporary, names)
+    except BaseException:  # put everything back; where the files are tells how far it came
+        for name in names:
+            if not os.path.lexists(temporary / name):
+                os.replace(folder / name, temporary / name)
+        for each in (temporary / OLD).iterdir() if (temporary / OLD).is_dir() else ():
+            os.replace(each, folder / each.name)
         raise
     shutil.rmtree(temporary / OLD, ignore_errors=True)
-
-
-def _take_permissions(path: Path, before: os.stat_result) -> None:
-    """Give a new file the permissions of the old one, and its owner where this process may."""
-    if hasattr(os, "chown") and os.stat(path)[4:6] != before[4:6]:
-        with suppress(OSError):
-            os.chown(path, before.st_uid, before.st_gid)
-    path.chmod(stat.S_IMODE(before.st_mode) & 0o777)
 
 
 def _move(folder: Path, temporary: Path, names: Sequence[str], others: Iterable[str]) -> None:
@@ -375,20 +360,6 @@ def _move(folder: Path, temporary: Path, names: Sequence[str], others: Iterable[
             os.replace(folder / name, aside / name)
     for name in reversed(names):
         os.replace(temporary / name, folder / name)
-
-
-def _undo(folder: Path, temporary: Path, names: Iterable[str]) -> None:
-    """Take new files out of their places, and put the old ones back; where the files are tells how far it came."""
-    for name in names:
-        if not os.path.lexists(temporary / name):
-            os.replace(folder / name, temporary / name)
-    for each in (temporary / OLD).iterdir() if (temporary / OLD).is_dir() else ():
-        os.replace(each, folder / each.name)
-
-
-def _is_lost(aside: Path, folder: Path) -> bool:
-    """Whether a file was moved aside that could not be put back: it stays where it is."""
-    return aside.is_dir() and any(not os.path.lexists(folder / each.name) for each in aside.iterdir())
 
 
 # --- one file --------------------------------------------------------------------------------------------------------

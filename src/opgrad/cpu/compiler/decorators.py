@@ -218,7 +218,12 @@ def _link(function: Callable[..., Any], interface: str, noted: bool = False) -> 
                 return 0
         if code is None and isinstance(cache, PackedObjects) and cache.compiled is None:
             raise cache.lacking(_symbol(function, interface))
-        code = code or _made_elsewhere(function, interface, name) or _made_here(function, interface, name)
+        if code is None and name is not None:  # processes that are running, or are started now, may compile it first
+            from opgrad.cpu.compiler import processes
+
+            processes.compile_first(function, interface, name)
+            code = cache.read(name)
+        code = code or _made_here(function, interface, name)
         if runs_here():
             return _load(code)
         return _load(_stand_in(function, interface, name)) if stands_in() or not noted else 0
@@ -232,16 +237,6 @@ def _stand_in(function: Callable[..., Any], interface: str, name: str | None) ->
         if name:
             object_cache().write(name, code, STAND_IN)
     return code
-
-
-def _made_elsewhere(function: Callable[..., Any], interface: str, name: str | None) -> bytes | None:
-    """The code, if processes are running that could compile it; they may also be started now, to compile it first."""
-    from opgrad.cpu.compiler import processes
-
-    if name is None:
-        return None
-    processes.compile_first(function, interface, name)
-    return object_cache().read(name)
 
 
 def _made_here(function: Callable[..., Any], interface: str, name: str | None) -> bytes:

@@ -371,23 +371,15 @@ def _fma(a: Any, b: Any, c: Any) -> Vector:
         return Vector((x.astype(np.float64) * y + z).astype(np.float32))
     product = x * y
     with np.errstate(all="ignore"):
-        lost = _lost_by_product(x, y, product)
+        # What the product of float64 was rounded by: Dekker's splitting (1971).
+        whole = [v * 134217729.0 for v in (x, y)]
+        a, c = (high - (high - v) for high, v in zip(whole, (x, y), strict=True))
+        b, d = x - a, y - c
+        lost = ((a * c - product) + a * d + b * c) + b * d
         total = product + z
         back = total - product
         correction = lost + ((product - (total - back)) + (z - back))
         return Vector(np.where(np.isfinite(total + correction), total + correction, total))
-
-
-def _lost_by_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """What the product of float64 was rounded by: Dekker's splitting (1971)."""
-
-    def split(v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        high = v * 134217729.0
-        high = high - (high - v)
-        return high, v - high
-
-    (a, b), (c, d) = split(x), split(y)
-    return ((a * c - product) + a * d + b * c) + b * d
 
 
 def _polynomial(v: Vector, coefficients: Sequence[float]) -> Vector:
@@ -419,20 +411,12 @@ def _split(v: Vector) -> tuple[np.ndarray, np.ndarray]:
     return exponent, (bits - (exponent << MANTISSA[v.bits])).view(v.lanes.dtype)
 
 
-def _power_of(v: Vector) -> Vector:
-    return Vector((v.lanes.view(f"i{v.bits // 8}") << MANTISSA[v.bits]).view(v.lanes.dtype))
-
-
 def _folded(lanes: np.ndarray, combine: Callable[[Any, Any], Any]) -> Any:
     """The lower half combined with the upper until one lane is left."""
     while len(lanes) > 1:
         half = len(lanes) // 2
         lanes = combine(lanes[:half], lanes[half:])
     return lanes[0]
-
-
-def _reduce_add_wide(v: Vector, w: Vector) -> Any:
-    return _folded(v.lanes.astype(np.float64) + w.lanes, operator.add)
 
 
 def _progression(p: CheckedPointer, start: int, step: int) -> Vector:
@@ -443,10 +427,6 @@ def _progression(p: CheckedPointer, start: int, step: int) -> Vector:
 def _word_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     low = np.uint64(0xFFFFFFFF)
     return ((a.view(np.uint64) & low) * (b.view(np.uint64) & low)).view(np.int64)
-
-
-def _interleave_words(*vectors: Vector) -> Vector:
-    return Vector(np.stack([v.lanes.astype(np.int32) for v in vectors], axis=1).reshape(-1))
 
 
 def _stores_each(store: Callable[..., None]) -> Callable[..., None]:
@@ -509,15 +489,15 @@ VECTOR_OPERATIONS: dict[str, Callable[..., Any]] = {
     "scales_at_once": lambda v: False,
     "exponent_of": lambda v: Vector(_split(v)[0].astype(v.lanes.dtype)),
     "mantissa_of": lambda v: Vector(_split(v)[1]),
-    "power_of": _power_of,
+    "power_of": lambda v: Vector((v.lanes.view(f"i{v.bits // 8}") << MANTISSA[v.bits]).view(v.lanes.dtype)),
     "first_lane": lambda v: v.lanes[0],
     "reduce_add": lambda v: _folded(v.lanes, operator.add),
     "reduce_add_each": lambda vectors: tuple(_folded(v.lanes, operator.add) for v in vectors),
-    "reduce_add_wide": _reduce_add_wide,
+    "reduce_add_wide": lambda v, w: _folded(v.lanes.astype(np.float64) + w.lanes, operator.add),
     "reduce_max": lambda v: _folded(v.lanes, _maximum),
     "progression": _progression,
     "word_product": lifted(_word_product),
-    "interleave_words": _interleave_words,
+    "interleave_words": lambda *each: Vector(np.stack([v.lanes.astype(np.int32) for v in each], axis=1).reshape(-1)),
 }
 
 

@@ -20,7 +20,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -112,13 +112,9 @@ def cpu() -> str:
     if platform.machine() == "x86_64":
         found: object = [_answer(*leaf) for leaf in LEAVES], _functions()[1]()
     else:
-        found = sorted(_lines())
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            found = sorted({line for line in file if line.startswith(DISTINCT)})
     return hashlib.sha256(repr(found).encode()).hexdigest()
-
-
-def _lines() -> Iterator[str]:
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        yield from {line for line in file if line.startswith(DISTINCT)}
 
 
 @functools.cache
@@ -204,19 +200,16 @@ class Pack:
         except Exception:  # of many kinds, according to where the archive is damaged
             expected = "expected a file made by `opgrad compile --for`"
             raise PackError(f"{path} is no pack of kernels, or is damaged: {expected}") from None
-        self._check(index if isinstance(index, dict) else {})
+        for what, here in made_with().items():
+            there = index.get(what) if isinstance(index, dict) else None
+            if there != here:
+                told = "other sources of opgrad" if what == "sources" else f"{what} {_shown(there)}, not {_shown(here)}"
+                raise OutdatedError(f"{self.path} was made with {told}: make it anew with `opgrad compile --for`")
         self.names: dict[str, list[str]] = {}
         for file in self._archive.namelist():
             processor, _, name = file.partition("/")
             if name.endswith(SUFFIX):
                 self.names.setdefault(processor, []).append(name.removesuffix(SUFFIX))
-
-    def _check(self, index: dict[str, Any]) -> None:
-        for what, here in made_with().items():
-            there = index.get(what)
-            if there != here:
-                told = "other sources of opgrad" if what == "sources" else f"{what} {_shown(there)}, not {_shown(here)}"
-                raise OutdatedError(f"{self.path} was made with {told}: make it anew with `opgrad compile --for`")
 
     def contents(self, file: str) -> bytes:
         """The bytes of a file in the pack; any exception if it is damaged."""
@@ -424,16 +417,11 @@ def object_cache() -> Any:
 def environment() -> str:
     """A digest of what code is compiled by and for."""
     # Where the fields of an array are is compiled in; it differs between builds of one version of Python.
-    found = (_release("numba"), _release("llvmlite"), _kind_of_cpu(), (*python_build(), architecture()))
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:24]
-
-
-def _kind_of_cpu() -> tuple[object, ...]:
-    """What the code depends on: names and features that are given, else the CPU."""
     overrides = _overrides()
-    if named() or not machine_code.HERE or None not in overrides:
-        return host()
-    return (*overrides, cpu())
+    given = named() or not machine_code.HERE or None not in overrides
+    cpu_kind = host() if given else (*overrides, cpu())  # names and features that are given, else what the CPU says
+    found = (_release("numba"), _release("llvmlite"), cpu_kind, (*python_build(), architecture()))
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:24]
 
 
 def _release(package: str) -> str:

@@ -56,18 +56,16 @@ from opgrad.cpu.compiler.parameters import (
 )
 
 
-def _run_pass(manager: Any, index: int, one: Any, state: Any) -> None:
-    one.analysis = manager._analysis
-    one.run_initialization(state)
-    one.run_pass(state)
-    one.run_finalizer(state)
-
-
 class _Passes(PassManager):  # type: ignore[misc]
     """Numba's passes, run without the notes that it takes for each."""
 
     if private.run_pass and private.has_analysis:
-        _runPass = _run_pass
+
+        def _runPass(self, index: int, one: Any, state: Any) -> None:
+            one.analysis = self._analysis
+            one.run_initialization(state)
+            one.run_pass(state)
+            one.run_finalizer(state)
 
 
 class Pipeline(CompilerBase):  # type: ignore[misc]
