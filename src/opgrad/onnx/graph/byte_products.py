@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.messages import copied, free_name
+from opgrad.onnx.graph.messages import copied, free_name, keep
 
 OF_FLOATS = ("MatMul", "Gemm", "Conv")  # which onnxruntime computes in integers between pairs
 PAIR_ZERO = 2  # the place of DequantizeLinear's zero point
@@ -74,9 +74,8 @@ def with_unsigned(model: onnx.ModelProto, found: Sequence[Place]) -> onnx.ModelP
                 else:
                     node.input[place] = middle
     makers = {name: number for number, node in enumerate(model.graph.node, 1) for name in node.output}
-    nodes: dict[int, list[onnx.NodeProto]] = {}
-    for name, result in made.items():
-        # Nodes that make unsigned bytes of signed ones.
+    nodes: dict[int, list[onnx.NodeProto]] = {}  # new ones, by the number of the node behind which they stand
+    for name, result in made.items():  # unsigned bytes of signed ones
         wide, higher = (free_name(f"{result}/{each}", taken) for each in ("wide", "higher"))
         nodes.setdefault(makers.get(name, 0), []).extend(
             [
@@ -87,15 +86,11 @@ def with_unsigned(model: onnx.ModelProto, found: Sequence[Place]) -> onnx.ModelP
         )
     for name, result in spread.items():
         shape = free_name(f"{result}/shape", taken)
-        made_of = [
-            helper.make_node("Shape", [name], [shape], shape),
-            helper.make_node("Expand", [middle, shape], [result], result),
-        ]
-        nodes.setdefault(makers.get(name, 0), []).extend(made_of)
+        sizes = helper.make_node("Shape", [name], [shape], shape)
+        nodes.setdefault(makers.get(name, 0), []).append(sizes)
+        nodes[makers.get(name, 0)].append(helper.make_node("Expand", [middle, shape], [result], result))
     ordered = [*nodes.get(0, ())]
     for number, node in enumerate(model.graph.node, 1):
         ordered += [node, *nodes.get(number, ())]
-    ordered = [copied(node) for node in ordered]
-    del model.graph.node[:]
-    model.graph.node.extend(ordered)
+    keep(model.graph.node, ordered)
     return model

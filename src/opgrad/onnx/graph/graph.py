@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper, shape_inference
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.base.locks import once
-from opgrad.onnx.graph.inference import Part, Types, infer, shapes_given, type_of
+from opgrad.onnx.graph.inference import Types, infer, infer_part, shapes_given, type_of
 from opgrad.onnx.graph.messages import (
     FLOATS,
     LARGE,
@@ -212,8 +212,8 @@ class Graph:
         while waiting:
             self._settled.update(*(node.output for node in waiting))
             known, inside = dict(self._inferred or {}), self._sequences
-            part = Part(order, waiting, self.initializers, known, inside)
-            found, sequences = part.infer(self.model, self._known_shapes)
+            given = order, waiting, self.initializers, known, inside
+            found, sequences = infer_part(self.model, self._known_shapes, *given)
             self._inferred, self._sequences = known | found, inside | sequences
             changed = {name for name, each in found.items() if known.get(name) != each}
             changed |= {name for name, each in sequences.items() if inside.get(name) != each}

@@ -5,9 +5,8 @@ shape and stores 200 bytes for each element, however long the array is. So a fir
 the long arrays; in the second run, with it, each long array has a symbolic size, so that onnx stores no elements.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -112,90 +111,79 @@ def infer(model: onnx.ModelProto, constants: Constants) -> tuple[Types, Types]:
     return found, sequences
 
 
-@dataclass
-class Part:
-    """Some nodes of a graph, whose types are inferred from those of what they read.
+def infer_part(
+    model: onnx.ModelProto,
+    constants: Constants,
+    order: Sequence[onnx.NodeProto],
+    nodes: Sequence[onnx.NodeProto],
+    initializers: Mapping[str, TensorProto],
+    types: Types,
+    sequences: Types,
+) -> tuple[Types, Types]:
+    """The types of the results of some nodes, from those of what they read, as `infer` returns them.
 
-    order: all nodes of the graph. nodes: some of them. initializers: of the graph, by name.
-    types, sequences: what is known of the graph's values, as `infer` returns it.
+    model: whose nodes and values are not read. order: all nodes of its graph. nodes: some of them. initializers: of the
+    graph, by name. types, sequences: what is known of the graph's values.
     """
 
-    order: Sequence[onnx.NodeProto]
-    nodes: Sequence[onnx.NodeProto]
-    initializers: Mapping[str, TensorProto]
-    types: Types
-    sequences: Types
-
-    def infer(self, model: onnx.ModelProto, constants: Constants) -> tuple[Types, Types]:
-        """The types of the results, as those of `opgrad.onnx.graph.inference.infer`; see there.
-
-        model: that of the graph, whose nodes and values are not read.
-        """
-        part = copied_without(model, "graph")
-        part.graph.name, nodes = "part", self._with_shapes()
-        part.graph.node.extend(nodes)
-        made = dict.fromkeys(name for node in nodes for name in node.output if name)
-        for name in dict.fromkeys(name for node in nodes for name in captured(node) if name not in made):
-            tensor = self.initializers.get(name)
-            if tensor is not None and not is_large(tensor):
-                part.graph.initializer.append(tensor)
-            else:
-                part.graph.input.extend(self._declared(name))
-        part.graph.value_info.extend(info for name in made for info in self._declared(name))
-        onnx_knows = {name for node in nodes if not domain_of(node) for name in node.output}
-        for info in part.graph.value_info:
-            for size in info.type.tensor_type.shape.dim:
-                if size.dim_param.startswith(KNOWN):
-                    size.Clear()  # a name that was made up before: what a node reads may give a better one
-            if info.name in onnx_knows:
-                info.type.tensor_type.ClearField("elem_type")  # a rule has declared what it computes with
-        found, sequences = infer(part, lambda types, nodes: constants(self.types | types, nodes))
-        own = {each.name for each in part.graph.initializer}
-        types = {name: each for name, each in found.items() if name not in own and not name.startswith(LONG)}
-        new = self._name_anew(types.values())
-        known = ((name, each, self.types.get(name)) for name, each in types.items())
-        return {name: each if before is None else _joined(before, each, new) for name, each, before in known}, sequences
-
-    def _with_shapes(self) -> list[onnx.NodeProto]:
-        """The nodes, and those that compute the integers which they read: shapes follow from these."""
-        makers = {name: node for node in self.order for name in node.output if name}
-        chosen, waiting = {id(node) for node in self.nodes}, list(self.nodes)
-        while waiting:
-            for name in captured(waiting.pop()):
-                maker, known = makers.get(name), self.types.get(name)
-                if maker is None or id(maker) in chosen or known is None or known.elem_type not in INTEGERS:
-                    continue
-                has_axes = known.HasField("shape") and len(known.shape.dim) > 1
-                if not has_axes and not _is_long(known):
-                    chosen.add(id(maker))
-                    waiting.append(maker)
-        return [node for node in self.order if id(node) in chosen]
-
-    def _declared(self, name: str) -> Iterator[onnx.ValueInfoProto]:
+    def declared(name: str) -> Iterator[onnx.ValueInfoProto]:
         """What is known of a value; vague names of sizes, which `infer` forgets, are marked."""
-        if name in self.types:
-            value = helper.make_value_info(name, TypeProto(tensor_type=self.types[name]))
+        if name in types:
+            value = helper.make_value_info(name, TypeProto(tensor_type=types[name]))
             for size in value.type.tensor_type.shape.dim:
                 if size.dim_param.startswith(MADE_UP):
                     size.dim_param = f"{KNOWN}{size.dim_param}"
             yield value
-        elif name in self.sequences:
-            inside = TypeProto(tensor_type=self.sequences[name])
+        elif name in sequences:
+            inside = TypeProto(tensor_type=sequences[name])
             yield helper.make_value_info(name, helper.make_sequence_type_proto(inside))
 
-    def _name_anew(self, types: Iterable[TypeProto.Tensor]) -> Collection[str]:
-        """Give sizes that onnx made up names for new ones, which are returned, and known ones their own again."""
-        names: dict[str, str] = {}
-        for size in (size for each in types for size in each.shape.dim if size.dim_param):
+    # The nodes, and those that compute the integers which they read: shapes follow from these.
+    makers = {name: node for node in order for name in node.output if name}
+    chosen, waiting = {id(node) for node in nodes}, list(nodes)
+    while waiting:
+        for name in captured(waiting.pop()):
+            maker, known = makers.get(name), types.get(name)
+            if maker is None or id(maker) in chosen or known is None or known.elem_type not in INTEGERS:
+                continue
+            if not (known.HasField("shape") and len(known.shape.dim) > 1) and not _is_long(known):
+                chosen.add(id(maker))
+                waiting.append(maker)
+    part = copied_without(model, "graph")
+    part.graph.name, nodes = "part", [node for node in order if id(node) in chosen]
+    part.graph.node.extend(nodes)
+    made = dict.fromkeys(name for node in nodes for name in node.output if name)
+    for name in dict.fromkeys(name for node in nodes for name in captured(node) if name not in made):
+        tensor = initializers.get(name)
+        if tensor is not None and not is_large(tensor):
+            part.graph.initializer.append(tensor)
+        else:
+            part.graph.input.extend(declared(name))
+    part.graph.value_info.extend(info for name in made for info in declared(name))
+    onnx_knows = {name for node in nodes if not domain_of(node) for name in node.output}
+    for info in part.graph.value_info:
+        for size in info.type.tensor_type.shape.dim:
             if size.dim_param.startswith(KNOWN):
-                size.dim_param = size.dim_param.removeprefix(KNOWN)
-            elif size.dim_param.startswith(MADE_UP):
-                if not names:
-                    before = (each.dim_param for known in self.types.values() for each in known.shape.dim)
-                    numbers = [each.removeprefix(MADE_UP) for each in before if each.startswith(MADE_UP)]
-                    first = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
-                size.dim_param = names.setdefault(size.dim_param, f"{MADE_UP}{first + len(names)}")
-        return set(names.values())
+                size.Clear()  # a name that was made up before: what a node reads may give a better one
+        if info.name in onnx_knows:
+            info.type.tensor_type.ClearField("elem_type")  # a rule has declared what it computes with
+    found, in_sequences = infer(part, lambda more, nodes: constants(types | more, nodes))
+    own = {each.name for each in part.graph.initializer}
+    found = {name: each for name, each in found.items() if name not in own and not name.startswith(LONG)}
+    # Sizes that onnx made up names for get new ones, and known ones their own again.
+    new: dict[str, str] = {}
+    for size in (size for each in found.values() for size in each.shape.dim if size.dim_param):
+        if size.dim_param.startswith(KNOWN):
+            size.dim_param = size.dim_param.removeprefix(KNOWN)
+        elif size.dim_param.startswith(MADE_UP):
+            if not new:
+                before = (size.dim_param for each in types.values() for size in each.shape.dim)
+                numbers = [each.removeprefix(MADE_UP) for each in before if each.startswith(MADE_UP)]
+                first = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
+            size.dim_param = new.setdefault(size.dim_param, f"{MADE_UP}{first + len(new)}")
+    names = set(new.values())
+    pairs = ((name, each, types.get(name)) for name, each in found.items())
+    return {name: each if old is None else _joined(old, each, names) for name, each, old in pairs}, in_sequences
 
 
 def _joined(before: TypeProto.Tensor, now: TypeProto.Tensor, new: Collection[str]) -> TypeProto.Tensor:

@@ -241,42 +241,33 @@ def hoist(model: onnx.ModelProto) -> None:
     inner = [graph for node in all_nodes(model.graph.node) for graph in subgraphs(node)]
     if not inner or model.ir_version < INITIALIZERS_ALONE:
         return
-    made = Counter(name for graph in (model.graph, *inner) for name in _made(graph))
+    made = Counter[str]()
+    for graph in (model.graph, *inner):
+        made.update(each.name for each in (*graph.input, *graph.initializer))
+        made.update(name for node in graph.node for name in node.output if name)
     taken = set(made)
     for graph in reversed(inner):  # copies of nodes lose what is changed in their subgraphs later
-        results = {each.name for each in graph.output}
-        found = [(name, tensor) for name, tensor in _constants(graph) if name not in results]
-        for name, tensor in found:
+        apart = {each.name for each in (*graph.input, *graph.output)}
+        found: dict[str, TensorProto] = {}
+        for node in graph.node:
+            given = node.attribute[0] if node.op_type == "Constant" and not domain_of(node) and node.attribute else None
+            if given is not None and given.name == "value":
+                found[node.output[0]] = given.t
+        found |= {each.name: each for each in graph.initializer}
+        names = set()
+        for name, tensor in found.items():
+            if name in apart or tensor.data_type not in FLOATS or all(size <= 1 for size in tensor.dims):
+                continue
+            names.add(name)
             moved = model.graph.initializer.add()
             moved.CopyFrom(tensor)
             moved.name = name if made[name] == 1 else free_name(name, taken)
             if moved.name != name:
                 for node in graph.node:
                     rename_inputs(node, {name: moved.name})
-        names = {name for name, _ in found}
         if names:
             keep(graph.node, [node for node in graph.node if names.isdisjoint(node.output)])
             keep(graph.initializer, [each for each in graph.initializer if each.name not in names])
-
-
-def _made(graph: onnx.GraphProto) -> Iterator[str]:
-    """The names that a graph gives to values, without those of its subgraphs."""
-    yield from (each.name for each in (*graph.input, *graph.initializer))
-    yield from (name for node in graph.node for name in node.output if name)
-
-
-def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
-    """The float constants of several elements that a graph has, by name."""
-    for node in graph.node:
-        given = node.attribute[0] if node.op_type == "Constant" and not domain_of(node) and node.attribute else None
-        if given is not None and given.name == "value" and _is_weight(given.t):
-            yield node.output[0], given.t
-    inputs = {each.name for each in graph.input}
-    yield from ((each.name, each) for each in graph.initializer if each.name not in inputs and _is_weight(each))
-
-
-def _is_weight(tensor: TensorProto) -> bool:
-    return tensor.data_type in FLOATS and any(size > 1 for size in tensor.dims)
 
 
 # --- weights inside of functions --------------------------------------------------------------------------------------
@@ -291,16 +282,23 @@ def hoist_constants(model: onnx.ModelProto, kept: Iterable[tuple[str, str]]) -> 
     kept: domains and names of functions that stay as they are.
     """
     functions = {_key(each): each for each in model.functions if (each.domain, each.name) not in kept}
-    own = {key: list(_constant_nodes(each)) for key, each in functions.items()}
-    if not any(own.values()):
+    own: dict[Key, list[tuple[onnx.NodeProto, TensorProto]]] = {}
+    for key, function in functions.items():
+        for node in function.node:
+            is_constant = node.op_type == "Constant" and not domain_of(node)
+            if not is_constant or any(each.ref_attr_name for each in node.attribute):
+                continue
+            tensor = constant_tensor(node)
+            if tensor is not None and tensor.data_type in FLOATS and size_of(tensor) > 1:
+                own.setdefault(key, []).append((node, tensor))
+    if not own:
         return
     taken = names_in(model.graph).union(*(each.input for each in functions.values()))
     taken.update(name for each in functions.values() for node in all_nodes(each.node) for name in node.output)
     needs: dict[Key, dict[str, None]] = {}
-    for key, nodes in own.items():
-        for node in nodes:
-            tensor, name = constant_tensor(node), free_name(f"{functions[key].name}.{node.output[0]}", taken)
-            assert tensor is not None
+    for key, pairs in own.items():
+        for node, tensor in pairs:
+            name = free_name(f"{functions[key].name}.{node.output[0]}", taken)
             model.graph.initializer.add().CopyFrom(tensor)
             model.graph.initializer[-1].name = name
             node.op_type, node.input[:] = "Identity", [name]
@@ -320,15 +318,6 @@ def hoist_constants(model: onnx.ModelProto, kept: Iterable[tuple[str, str]]) -> 
     for node in (*all_nodes(model.graph.node), *inside):
         if names := needs.get(_called(node), {}):
             node.input[:] = [*node.input, *[""] * (counts[_called(node)] - len(node.input)), *names]
-
-
-def _constant_nodes(function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in function.node:
-        if node.op_type != "Constant" or domain_of(node) or any(each.ref_attr_name for each in node.attribute):
-            continue
-        tensor = constant_tensor(node)
-        if tensor is not None and tensor.data_type in FLOATS and size_of(tensor) > 1:
-            yield node
 
 
 def _key(function: onnx.FunctionProto) -> Key:

@@ -6,7 +6,7 @@ are causal whatever the sizes are become an attribute of the node; the others it
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -204,14 +204,14 @@ def conditions(graph: Graph, name: str, lacks_heads: bool = False) -> list[Condi
     node = graph.maker(name, "And", "Expand", "Reshape")
     if node is None:
         return [own]
-    if node.op_type == "Reshape":
-        before, after = graph.sizes(node.input[0]), graph.sizes(name)
-        if lacks_heads or before is None or len(before) != 3 or after != [before[0], 1, *before[1:]]:
-            return [own]
-        found = conditions(graph, node.input[0], lacks_heads=True)
-        return found if all(graph.sizes(each.name) is not None for each in found) else [own]
-    names: Iterable[str] = node.input if node.op_type == "And" else node.input[:1]
-    return [each for part in names for each in conditions(graph, part, lacks_heads)]
+    if node.op_type != "Reshape":
+        names = node.input if node.op_type == "And" else node.input[:1]
+        return [each for part in names for each in conditions(graph, part, lacks_heads)]
+    before, after = graph.sizes(node.input[0]), graph.sizes(name)
+    if lacks_heads or before is None or len(before) != 3 or after != [before[0], 1, *before[1:]]:
+        return [own]
+    found = conditions(graph, node.input[0], lacks_heads=True)
+    return found if all(graph.sizes(each.name) is not None for each in found) else [own]
 
 
 def all_keys(graph: Graph, name: str) -> tuple[str, str]:

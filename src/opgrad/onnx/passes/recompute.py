@@ -212,7 +212,7 @@ class _Segment:
             self.new += _copier(node)(self, node)
         for node in readers:
             rename_inputs(node, self.again)
-        _Gates(self.graph, token, self.new).close()
+        _wait(self.graph, token, self.new)
         return self.new
 
     def name(self, name: str) -> str:
@@ -305,52 +305,32 @@ def _token(backward: Sequence[onnx.NodeProto], readers: Sequence[onnx.NodeProto]
     return late[-1] if late else None
 
 
-class _Gates:
-    """Lets nodes wait for a value.
+def _wait(graph: Graph, token: str, nodes: list[onnx.NodeProto]) -> None:
+    """Let nodes wait for a value: those that read no result of the others get a gate, for which the others wait.
 
-    token: the value. nodes: those that shall wait, in their order; the nodes of the gates are added to this list.
+    token: the value. nodes: in their order; the nodes of the gates are added to this list.
     """
-
-    def __init__(self, graph: Graph, token: str, nodes: list[onnx.NodeProto]):
-        self._graph, self._token, self._nodes = graph, token, nodes
-        self._zero = ""
-        self._gates: dict[str, str] = {}
-        self._added: list[onnx.NodeProto] = []
-
-    def close(self) -> None:
-        """Put a gate before each node that reads no result of the others; the others wait for these."""
-        made = {name for node in self._nodes for name in node.output}
-        for node in self._nodes:
-            if not made.intersection(node.input):
-                self._wait(node)
-        self._nodes[:0] = self._added
-
-    def _wait(self, node: onnx.NodeProto) -> None:
-        """Put a gate before one input of known rank: the first that a node computes, or else the first of all."""
-        names = [name for name in node.input if name and self._graph.sizes(name) is not None]
-        activations = [name for name in names if name in self._graph.producers] or names
-        if activations:
-            rename_inputs(node, {activations[0]: self._gate(activations[0])})
-
-    def _gate(self, name: str) -> str:
-        if name not in self._gates:
-            graph = self._graph
+    made = {name for node in nodes for name in node.output}
+    zero, gates, added = "", dict[str, str](), list[onnx.NodeProto]()
+    for node in nodes:
+        # One input of known rank gets the gate: the first that a node computes, or else the first of all.
+        names = [name for name in node.input if name and graph.sizes(name) is not None]
+        name = next((name for name in names if name in graph.producers), names[0] if names else "")
+        if not name or not made.isdisjoint(node.input):
+            continue
+        if not zero:  # that can only be computed from the token: the size of an empty slice of it
+            flat, nothing, zero = (graph.free(f"{token}_token/{what}") for what in ("flat", "nothing", "zero"))
+            row = graph.add_constant(np.array([-1]), f"{flat}/row")
+            first = graph.add_constant(np.array([0]), f"{nothing}/first")
+            added.append(graph.node("Reshape", [token, row], [flat]))
+            added.append(graph.node("Slice", [flat, first, first, first], [nothing]))
+            added.append(graph.node("Size", [nothing], [zero]))
+        if name not in gates:
             gated, shape = graph.free(f"{name}_gated"), graph.free(f"{name}_gated/shape")
             graph.declare_like(gated, name)
             zeros = graph.add_constant(np.zeros(len(graph.sizes(name) or ()), np.int64), f"{gated}/zeros")
-            zero = self._zero or self._open()
-            self._added.append(graph.node("Add", [zeros, zero], [shape]))
-            self._added.append(graph.node("Reshape", [name, shape], [gated]))
-            self._gates[name] = gated
-        return self._gates[name]
-
-    def _open(self) -> str:
-        """A zero that can only be computed from the token: the size of an empty slice of it."""
-        graph, token = self._graph, self._token
-        flat, nothing, self._zero = (graph.free(f"{token}_token/{what}") for what in ("flat", "nothing", "zero"))
-        row = graph.add_constant(np.array([-1]), f"{flat}/row")
-        first = graph.add_constant(np.array([0]), f"{nothing}/first")
-        self._added.append(graph.node("Reshape", [token, row], [flat]))
-        self._added.append(graph.node("Slice", [flat, first, first, first], [nothing]))
-        self._added.append(graph.node("Size", [nothing], [self._zero]))
-        return self._zero
+            added.append(graph.node("Add", [zeros, zero], [shape]))
+            added.append(graph.node("Reshape", [name, shape], [gated]))
+            gates[name] = gated
+        rename_inputs(node, {name: gates[name]})
+    nodes[:0] = added

@@ -14,44 +14,38 @@ SQRT_2_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of the tanh approximation
 
 
 @lowers("ReluGrad")
-def relu_grad(call: Call) -> Value:
+def relu_grad(call: Call, dy: Value, x: Value) -> Value:
     """dx = dy where x > 0."""
-    dy, x = call.operands(2)
     return call.body.where(x > 0, dy, 0)
 
 
 @lowers("LeakyReluGrad")
-def leaky_relu_grad(call: Call) -> Value:
+def leaky_relu_grad(call: Call, dy: Value, y: Value) -> Value:
     """dx = dy where y > 0, else alpha * dy."""
-    dy, y = call.operands(2)
     return call.body.where(y > 0, dy, dy * call.get("alpha", 0.01))
 
 
 @lowers("SigmoidGrad")
-def sigmoid_grad(call: Call) -> Value:
+def sigmoid_grad(call: Call, dy: Value, y: Value) -> Value:
     """dx = dy * y * (1 - y)."""
-    dy, y = call.operands(2)
     return dy * y * (1 - y)
 
 
 @lowers("TanhGrad")
-def tanh_grad(call: Call) -> Value:
+def tanh_grad(call: Call, dy: Value, y: Value) -> Value:
     """dx = dy * (1 - y * y)."""
-    dy, y = call.operands(2)
     return dy * (1 - y * y)
 
 
 @lowers("QuickGelu")
-def quick_gelu(call: Call) -> Value:
+def quick_gelu(call: Call, x: Value) -> Value:
     """y = x * sigmoid(alpha * x)."""
-    (x,) = call.operands(1)
     return x * (x * call.get("alpha", 1.702)).apply("Sigmoid")
 
 
 @lowers("QuickGeluGrad")
-def quick_gelu_grad(call: Call) -> Value:
+def quick_gelu_grad(call: Call, dy: Value, x: Value) -> Value:
     """dx = dy * s * (1 + v * (1 - s)) with v = alpha * x, s = sigmoid(v)."""
-    dy, x = call.operands(2)
     v = x * call.get("alpha", 1.702)
     s = v.apply("Sigmoid")
     return dy * s * (1 + v * (1 - s))
@@ -111,31 +105,27 @@ def _log_softmax_grad(dy: Value, y: Value, axis: int) -> Value:
 
 
 @lowers("SoftmaxGrad_13")
-def softmax_grad_13(call: Call) -> Value:
+def softmax_grad_13(call: Call, dy: Value, y: Value) -> Value:
     """dx = y * (dy - sum(y * dy)), along one axis."""
-    dy, y = call.operands(2)
     return _softmax_grad(dy, y, call.get("axis", -1))
 
 
 @lowers("LogSoftmaxGrad_13")
-def log_softmax_grad_13(call: Call) -> Value:
+def log_softmax_grad_13(call: Call, dy: Value, y: Value) -> Value:
     """dx = dy - exp(y) * sum(dy), along one axis."""
-    dy, y = call.operands(2)
     return _log_softmax_grad(dy, y, call.get("axis", -1))
 
 
 @lowers("SoftmaxGrad")
-def softmax_grad(call: Call) -> Value:
+def softmax_grad(call: Call, dy: Value, y: Value) -> Value:
     """dx = y * (dy - sum(y * dy)), over the axes from `axis` on."""
-    dy, y = call.operands(2)
     axis = call.get("axis", 1)
     return _softmax_grad(dy.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())
 
 
 @lowers("LogSoftmaxGrad")
-def log_softmax_grad(call: Call) -> Value:
+def log_softmax_grad(call: Call, dy: Value, y: Value) -> Value:
     """dx = dy - exp(y) * sum(dy), over the axes from `axis` on."""
-    dy, y = call.operands(2)
     axis = call.get("axis", 1)
     return _log_softmax_grad(dy.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())
 
@@ -158,18 +148,16 @@ def _through_mask(call: Call, dy: Value, mask: Value, ratio: Value | None) -> Va
 
 
 @lowers("DropoutGrad")
-def dropout_grad(call: Call) -> Value:
+def dropout_grad(call: Call, dy: Value, mask: Value) -> Value:
     """dx = dy / (1 - ratio) where kept; dy itself if the forward node was not training."""
-    dy, mask = call.operands(2)
     dx = _through_mask(call, dy, mask, call.input(2))
     training = call.input(3)
     return dx if training is None else call.body.where(training.scalar(), dx, dy)
 
 
 @lowers("BiasSoftmaxDropout")
-def bias_softmax_dropout(call: Call) -> Results:
+def bias_softmax_dropout(call: Call, x: Value, bias: Value) -> Results:
     """dropout(y), its mask, and y = softmax(x + bias) over the axes from `axis` on."""
-    x, bias = call.operands(2)
     y = (x + bias).flatten(call.get("axis", 1)).apply("Softmax", axis=1).reshape(x.shape())
     seed = {"seed": call.get("seed")} if call.get("seed") is not None else {}
     ratio, training = call.input(2), call.body.constant(np.array(True))
@@ -179,9 +167,8 @@ def bias_softmax_dropout(call: Call) -> Results:
 
 
 @lowers("SoftmaxDropoutGrad")
-def softmax_dropout_grad(call: Call) -> Value:
+def softmax_dropout_grad(call: Call, dy: Value, mask: Value, y: Value) -> Value:
     """The gradient of dropout(softmax(x)), the softmax over the axes from `axis` on."""
-    dy, mask, y = call.operands(3)
     axis = call.get("axis", 1)
     inner = _through_mask(call, dy, mask, call.input(3))
     return _softmax_grad(inner.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())

@@ -258,16 +258,14 @@ END = 2**31 - 1  # beyond every axis
 
 
 @lowers("RotaryEmbeddingTraining")
-def rotary_embedding(call: Call) -> Value:
+def rotary_embedding(call: Call, x: Value, cos: Value, sin: Value) -> Value:
     """y = (a * cos - b * sin, b * cos + a * sin) for each pair (a, b) of x."""
-    x, cos, sin = call.operands(3)
     return _turned(call, x, cos, sin)
 
 
 @lowers("RotaryEmbeddingGrad")
-def rotary_embedding_grad(call: Call) -> Value:
+def rotary_embedding_grad(call: Call, dy: Value, cos: Value, sin: Value) -> Value:
     """dx = (a * cos + b * sin, b * cos - a * sin) for each pair (a, b) of dy."""
-    dy, cos, sin = call.operands(3)
     return _turned(call, dy, cos, -sin)
 
 

@@ -36,19 +36,16 @@ class Window:
         if self.auto_pad == "VALID":
             self.begin = self.end = [0] * axes
         elif self.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            self._pad_to_same_size(known(list(shape or [])[2:]))
+            sizes, total = known(list(shape or [])[2:]), [width - 1 for width in self.widths]
+            less, more = [each // 2 for each in total], [each - each // 2 for each in total]
+            self.begin, self.end = (less, more) if self.auto_pad == "SAME_UPPER" else (more, less)
+            if any(stride > 1 for stride in self.strides):
+                self.begin = self.end = None
+                if sizes:
+                    both = [self.pads_for(axis, size) for axis, size in enumerate(sizes)]
+                    self.begin, self.end = [before for before, _ in both], [behind for _, behind in both]
         elif self.auto_pad != "NOTSET":
             raise NoForm(f"auto_pad is {self.auto_pad!r}")
-
-    def _pad_to_same_size(self, sizes: Sequence[int] | None) -> None:
-        total = [width - 1 for width in self.widths]
-        less, more = [each // 2 for each in total], [each - each // 2 for each in total]
-        self.begin, self.end = (less, more) if self.auto_pad == "SAME_UPPER" else (more, less)
-        if any(stride > 1 for stride in self.strides):
-            self.begin = self.end = None
-            if sizes:
-                pads = [self.pads_for(axis, size) for axis, size in enumerate(sizes)]
-                self.begin, self.end = [before for before, _ in pads], [behind for _, behind in pads]
 
     @property
     def axes(self) -> int:
@@ -117,18 +114,16 @@ def _kernel(call: Call) -> list[int]:
 
 
 @lowers("ConvGrad")
-def conv_grad(call: Call) -> Results:
+def conv_grad(call: Call, dy: Value, x: Value, w: Value) -> Results:
     """dx, dw and db of a convolution of one to three (or more) spatial axes."""
-    dy, x, w = call.operands(3)
     window, group = Window(call, _kernel(call), call.input_shapes[1]), call.get("group", 1)
     db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
     return window.transposed(dy, w, x.shape(2), group), _weights_grad(window, dy, x, group), db
 
 
 @lowers("ConvTransposeGrad")
-def conv_transpose_grad(call: Call) -> Results:
+def conv_transpose_grad(call: Call, dy: Value, x: Value, w: Value) -> Results:
     """dx, dw and db of a transposed convolution: X and dY change places."""
-    dy, x, w = call.operands(3)
     window, group = Window(call, _kernel(call)), call.get("group", 1)
     db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
     more = list(call.get("output_padding") or [0] * window.axes)
@@ -184,9 +179,8 @@ LARGEST_WINDOW = 2**22  # elements that are counted one by one, when the form is
 
 @lowers("MaxPoolGrad", domain="")
 @in_float32(0)
-def max_pool_grad(call: Call) -> Value:
+def max_pool_grad(call: Call, dy: Value, indices: Value) -> Value:
     """dx.flat[indices] += dy."""
-    dy, indices = call.operands(2)
     given = call.input(2)
     if call.get("storage_order", 0):
         raise NoForm("storage_order is 1, for which the indices count in another order than the elements lie")
@@ -272,9 +266,8 @@ IMAGES = 2  # axes of images and channels, which the original did not resize
 
 
 @lowers("ResizeGrad")
-def resize_grad(call: Call) -> Results:
+def resize_grad(call: Call, dx: Value, x: Value) -> Results:
     """dx = matrix @ dy along each axis."""
-    dx, x = call.operands(2)
     rank = len(call.input_shapes[1] or call.input_shapes[0] or ())
     if not rank:
         raise NoForm("the graph does not tell the rank of its input X")
@@ -294,7 +287,11 @@ def _matrix(call: Call, axes: list[int], axis: int, rank: int) -> Value | None:
     if new is None or size is None or scales is None or roi is None:
         if attributes["keep_aspect_ratio_policy"] != "stretch":
             raise NoForm("with its keep_aspect_ratio_policy it needs sizes that the graph tells")
-        return _at_run_time(call, axes, axis) if _may_change(call, axes, axis, rank) else None
+        if scales:
+            may_change = scales[axes.index(axis)] != 1
+        else:
+            may_change = not (axis < IMAGES and rank > IMAGES and len(axes) == rank)
+        return _at_run_time(call, axes, axis) if may_change else None
     place, count = axes.index(axis), len(axes)
     given = {"scales": scales[place : place + 1], "roi": (*roi[place : place + 1], *roi[place + count :][:1])}
     found = resized_axes("ResizeGrad", (size,), (new,), {**attributes, **given, "axes": ()})
@@ -307,13 +304,6 @@ def _told(call: Call, place: int) -> tuple[float, ...] | None:
         return ()
     known = call.constant(place)
     return () if 0 in (call.input_shapes[place] or [1]) else None if known is None else tuple(known.tolist())
-
-
-def _may_change(call: Call, axes: list[int], axis: int, rank: int) -> bool:
-    """Whether y may differ from x along an axis, as far as is known before the graph runs."""
-    if scales := _told(call, SCALES):
-        return scales[axes.index(axis)] != 1
-    return not (axis < IMAGES and rank > IMAGES and len(axes) == rank)
 
 
 def _crops(call: Call) -> bool:

@@ -61,9 +61,8 @@ def _own_type(call: Call, index: int) -> int:
 
 
 @lowers("SoftmaxCrossEntropyLossInternal")
-def softmax_cross_entropy_loss_internal(call: Call) -> Results:
+def softmax_cross_entropy_loss_internal(call: Call, scores: Value, labels: Value) -> Results:
     """loss = -log_prob[label] * weight[label], reduced; and log_prob = log_softmax(scores). Halves become float32."""
-    scores, labels = call.operands(2)
     weight, ignore, target = call.input(2), call.input(3), _own_type(call, 0)
     if target in (TensorProto.FLOAT, TensorProto.DOUBLE) or call.input_types[0] in HALVES:
         dtype = target if target == TensorProto.DOUBLE else TensorProto.FLOAT
@@ -78,9 +77,8 @@ def softmax_cross_entropy_loss_internal(call: Call) -> Results:
 
 @lowers("SoftmaxCrossEntropyLossAndGrad")
 @in_float32(0, 0)
-def softmax_cross_entropy_loss_and_grad(call: Call) -> Results:
+def softmax_cross_entropy_loss_and_grad(call: Call, scores: Value, labels: Value) -> Results:
     """The loss, and its gradient weight[label] * (softmax(scores) - onehot(label)) / W."""
-    scores, labels = call.operands(2)
     samples = _samples(labels, call.input(2), call.get("ignore_index", IGNORE_INDEX), scores)
     return _loss_and_slope(scores.apply("LogSoftmax", axis=1), labels, samples, _reduction(call))
 
@@ -157,9 +155,8 @@ def linear_cross_entropy_loss(call: Call) -> Results:
 
 @lowers("SoftmaxCrossEntropy")
 @in_float32(0, 0)
-def softmax_cross_entropy(call: Call) -> Results:
+def softmax_cross_entropy(call: Call, scores: Value, labels: Value) -> Results:
     """loss = -sum(label * log_softmax(scores)) per sample, label being probabilities; a mean is that over samples."""
-    scores, labels = call.operands(2)
     log_prob = scores.apply("LogSoftmax", axis=-1)
     loss = -(labels * log_prob).sum([-1]).squeeze(-1)
     return _reduced(loss, call.body.full(loss.shape(), 1, scores), _reduction(call)), log_prob
@@ -167,9 +164,8 @@ def softmax_cross_entropy(call: Call) -> Results:
 
 @lowers("SoftmaxCrossEntropyGrad")
 @in_float32(1)
-def softmax_cross_entropy_grad(call: Call) -> Value:
+def softmax_cross_entropy_grad(call: Call, dy: Value, log_prob: Value, labels: Value) -> Value:
     """dy * (exp(log_prob) - label), divided by the number of samples for a mean."""
-    dy, log_prob, labels = call.operands(3)
     reduction = _reduction(call)
     difference = log_prob.apply("Exp") - labels
     if reduction == "none":
@@ -185,9 +181,8 @@ def _count(scores: Value) -> Value:
 
 @lowers("SparseSoftmaxCrossEntropy", domain="")
 @in_float32(0, 0)
-def sparse_softmax_cross_entropy(call: Call) -> Results:
+def sparse_softmax_cross_entropy(call: Call, scores: Value, labels: Value) -> Results:
     """loss = -log_softmax(scores)[label] * weight, the weight being one for each sample."""
-    scores, labels = call.operands(2)
     log_prob = scores.apply("LogSoftmax", axis=-1)
     gathered = call.body.node("GatherElements", log_prob, labels.unsqueeze(-1), axis=-1).squeeze(-1)
     weights = _sample_weights(call.body, call.input(2), labels, scores)
@@ -196,9 +191,8 @@ def sparse_softmax_cross_entropy(call: Call) -> Results:
 
 @lowers("SparseSoftmaxCrossEntropyGrad", domain="")
 @in_float32(1)
-def sparse_softmax_cross_entropy_grad(call: Call) -> Value:
+def sparse_softmax_cross_entropy_grad(call: Call, dy: Value, log_prob: Value, labels: Value) -> Value:
     """weight * dy * (exp(log_prob) - onehot(label)) / W."""
-    dy, log_prob, labels = call.operands(3)
     reduction = _reduction(call)
     weights = _sample_weights(call.body, call.input(3), labels, log_prob)
     if reduction != "none":

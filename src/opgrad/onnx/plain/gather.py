@@ -13,9 +13,8 @@ def scatter_rows(zeros: Value, indices: Value, rows: Value) -> Value:
 
 @lowers("GatherGrad")
 @in_float32(2)
-def gather_grad(call: Call) -> Value:
+def gather_grad(call: Call, shape: Value, indices: Value, dy: Value) -> Value:
     """dx[pre, indices, post] += dy[pre, …, post]."""
-    shape, indices, dy = call.operands(3)
     axis, body, shape = call.get("axis", 0), call.body, shape.cast(TensorProto.INT64)
     if axis == 0:
         return scatter_rows(body.full(shape, 0, dy), indices.cast(TensorProto.INT64).unsqueeze(-1), dy)
@@ -35,18 +34,16 @@ def _behind(shape: Value, axis: int) -> Value:
 
 @lowers("GatherElementsGrad")
 @in_float32(0)
-def gather_elements_grad(call: Call) -> Value:
+def gather_elements_grad(call: Call, dy: Value, shape: Value, indices: Value) -> Value:
     """dx[…, indices, …] += dy, element by element."""
-    dy, shape, indices = call.operands(3)
     zeros = call.body.full(shape, 0, dy)
     return call.body.node("ScatterElements", zeros, indices, dy, axis=call.get("axis", 0), reduction="add")
 
 
 @lowers("GatherNDGrad")
 @in_float32(2)
-def gather_nd_grad(call: Call) -> Value:
+def gather_nd_grad(call: Call, shape: Value, indices: Value, dy: Value) -> Value:
     """dx[indices] += dy, each index being a row of the last axis."""
-    shape, indices, dy = call.operands(3)
     body, batch_dims, indices = call.body, call.get("batch_dims", 0), indices.cast(TensorProto.INT64)
     if batch_dims == 0:
         return scatter_rows(body.full(shape, 0, dy), indices, dy)
@@ -62,12 +59,11 @@ def gather_nd_grad(call: Call) -> Value:
 
 
 @lowers("SliceGrad")
-def slice_grad(call: Call) -> Value:
+def slice_grad(call: Call, dy: Value, shape: Value) -> Value:
     """dx = 0 but for dx[starts:ends:steps] = dy.
 
     The same Slice, applied to the numbers of the elements, tells where dy belongs, whatever its steps and signs.
     """
-    dy, shape = call.operands(2)
     body = call.body
     size = shape.product().scalar()
     numbers = body.node("Slice", body.range(size).reshape(shape), *call.inputs[2:])
@@ -89,16 +85,14 @@ def concat_training(call: Call) -> Results:
 
 
 @lowers("SplitTraining")
-def split_training(call: Call) -> Results:
+def split_training(call: Call, x: Value, lengths: Value) -> Results:
     """Parts of these lengths along an axis."""
-    x, lengths = call.operands(2)
     return call.body.nodes_of("Split", call.outputs, x, lengths, axis=call.get("axis", 0))
 
 
 @lowers("ReduceSumTraining")
-def reduce_sum_training(call: Call) -> Value:
+def reduce_sum_training(call: Call, x: Value, axes: Value) -> Value:
     """The sum over the axes that are an input."""
-    x, axes = call.operands(2)
     keepdims, noop = call.get("keepdims", 1), call.get("noop_with_empty_axes", 0)
     return call.body.node("ReduceSum", x, axes, keepdims=keepdims, noop_with_empty_axes=noop)
 
@@ -120,9 +114,8 @@ def _padded(sizes: Value, rank: Value) -> Value:
 
 
 @lowers("BroadcastGradientArgs")
-def broadcast_gradient_args(call: Call) -> Results:
+def broadcast_gradient_args(call: Call, a_shape: Value, b_shape: Value) -> Results:
     """For each of two shapes that are broadcast, the axes to sum over."""
-    a_shape, b_shape = call.operands(2)
     return _reduce_axes(a_shape, b_shape), _reduce_axes(b_shape, a_shape)
 
 
@@ -132,7 +125,6 @@ def _summed_like(grad: Value, x: Value, other: Value) -> Value:
 
 
 @lowers("DivGrad")
-def div_grad(call: Call) -> Results:
+def div_grad(call: Call, dy: Value, a: Value, b: Value) -> Results:
     """da = dy / b and db = -dy * a / b², summed over the axes along which they were broadcast."""
-    dy, a, b = call.operands(3)
     return _summed_like(dy / b, a, b), _summed_like(-dy * a / (b * b), b, a)

@@ -4,6 +4,7 @@ Each node gets a function of its own signature (which inputs it has, its attribu
 share one. The functions lie in the domain `opgrad`, under the operator's name.
 """
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -84,7 +85,7 @@ class Call(NodeView):
 Results = Value | Sequence[Value | None]
 
 
-Write = Callable[[Call], Results]
+Write = Callable[..., Results]  # of the call and, as further parameters, its first inputs, none of which may be missing
 # The functions that write operators with others: each returns the values of the outputs, in order; nodes of outputs
 # that are not wanted are removed afterwards.
 FORMS: dict[tuple[str, str], Write] = {}
@@ -94,10 +95,16 @@ def lowers(*names: str, domain: str = MICROSOFT) -> Callable[[Write], Write]:
     """Declare the form of the operators of these names."""
 
     def declare(write: Write) -> Write:
-        FORMS.update({(domain, name): write for name in names})
+        FORMS.update({(domain, name): _of_call(write) for name in names})
         return write
 
     return declare
+
+
+def _of_call(write: Write) -> Callable[[Call], Results]:
+    """The same function of a call alone."""
+    count = len(inspect.signature(write).parameters) - 1
+    return lambda call: write(call, *call.operands(count)) if count else write(call)
 
 
 def widened(call: Call) -> Call:
@@ -116,7 +123,7 @@ def in_float32(*like: int) -> Callable[[Write], Write]:
 
     def decorate(write: Write) -> Write:
         def form(call: Call) -> Results:
-            written = write(widened(call))
+            written = _of_call(write)(widened(call))
             results = [written] if isinstance(written, Value) else list(written)
             models = [call.input(place) if call.input_types[place] in HALVES else None for place in like]
             return [
@@ -191,26 +198,20 @@ def lower(
     in `operators`, and NotImplementedError, naming the operator and the reason, where it has no such form.
     """
     lowered = load(model, "lower", outside=False)
-    names = _names(operators)
+    lowered_names = {name for _, name in FORMS}
+    if isinstance(operators, str):
+        raise TypeError(f"lower: operators is of type str, expected a collection of names such as [{operators!r}]")
+    for name in operators or ():
+        if name in NOT_LOWERED:
+            raise NotImplementedError(f"lower: {name} has no form of plain operators: {NOT_LOWERED[name]}")
+        if name not in lowered_names:
+            raise ValueError(f"lower: operators has {name!r}, expected names of opgrad.onnxruntime.LOWERED")
+    # The operators to lower or to complain about.
+    names = frozenset(lowered_names - set(STOCK) | NOT_LOWERED.keys() if operators is None else operators)
     if any(_concerns(node, names) for node in model_nodes(lowered)):
         raise_opset(lowered)
         _Lowering(lowered, names).run()
     return lowered
-
-
-def _names(operators: Collection[str] | None) -> frozenset[str]:
-    """The operators to lower or to complain about."""
-    lowered = {name for _, name in FORMS}
-    if operators is None:
-        return frozenset(lowered) - frozenset(STOCK) | NOT_LOWERED.keys()
-    if isinstance(operators, str):
-        raise TypeError(f"lower: operators is of type str, expected a collection of names such as [{operators!r}]")
-    for name in operators:
-        if name in NOT_LOWERED:
-            raise NotImplementedError(f"lower: {name} has no form of plain operators: {NOT_LOWERED[name]}")
-        if name not in lowered:
-            raise ValueError(f"lower: operators has {name!r}, expected names of opgrad.onnxruntime.LOWERED")
-    return frozenset(operators)
 
 
 def _concerns(node: onnx.NodeProto, names: frozenset[str]) -> bool:
@@ -272,48 +273,42 @@ class _Lowering:
                 self._node(node, producers, main)
 
     def _node(
-        self,
-        node: onnx.NodeProto,
-        producers: Mapping[str, onnx.NodeProto],
-        main: onnx.GraphProto | None,
+        self, node: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto], main: onnx.GraphProto | None
     ) -> None:
-        """Turn a node into a call of a function."""
+        """Turn a node into a call of a function. main: the graph, if its inputs are those of the model."""
+        title = f"{node.op_type} (node {node.name!r})" if node.name else node.op_type
+        no_form = f"lower: {title} has no form of plain operators"
         if node.op_type in NOT_LOWERED:
-            raise _no_form(node, NOT_LOWERED[node.op_type])
+            raise NotImplementedError(f"{no_form}: {NOT_LOWERED[node.op_type]}")
         maker = producers.get(node.input[1]) if node.op_type == "MaxPoolGrad" and len(node.input) > 1 else None
         forward = maker.input[0] if maker is not None and maker.op_type == "MaxPool" else None
-        if main is not None:
-            self._expose(node, main)
-        try:
-            with naming(node):
-                function, inputs = self._function(node, forward)
-        except NoForm as reason:
-            raise _no_form(node, reason) from None
-        outputs = [name for name in node.output if name]
-        del node.input[:], node.output[:], node.attribute[:]
-        node.op_type, node.domain, node.overload = function, DOMAIN, ""
-        node.input.extend(inputs)
-        node.output.extend(outputs)
-
-    def _expose(self, node: onnx.NodeProto, main: onnx.GraphProto) -> None:
-        """Add an output with the values that the original operator wrote into an input of the model."""
-        inputs = {each.name: each for each in main.input}
-        outputs = {each.name for each in main.output}
-        taken = self.types.keys() | {name for each in main.node for name in each.output}
+        # An output with the values that the original operator wrote into an input of the model.
+        inputs = {} if main is None else {each.name: each for each in main.input}
         for index, source in facts_of(node).writes.items():
             buffer = node.input[source] if source < len(node.input) else ""
-            if buffer not in inputs:
+            if main is None or buffer not in inputs:
                 continue
             if buffer in self.feedback.values():
-                raise NotImplementedError(f"lower: {_title(node)} writes into {buffer}, as another node does")
+                raise NotImplementedError(f"lower: {title} writes into {buffer}, as another node does")
             node.output.extend([""] * (index + 1 - len(node.output)))
+            taken = self.types.keys() | {name for each in main.node for name in each.output}
             name = node.output[index] = node.output[index] or free_name(f"{buffer}.next", taken)
-            if name not in outputs:
+            if all(each.name != name for each in main.output):
                 value = main.output.add()
                 value.CopyFrom(inputs[buffer])
                 value.name = name
             self.types[name] = inputs[buffer].type
             self.feedback[name] = buffer
+        try:
+            with naming(node):
+                function, given = self._function(node, forward)
+        except NoForm as reason:
+            raise NotImplementedError(f"{no_form}: {reason}") from None
+        outputs = [name for name in node.output if name]
+        del node.input[:], node.output[:], node.attribute[:]
+        node.op_type, node.domain, node.overload = function, DOMAIN, ""
+        node.input.extend(given)
+        node.output.extend(outputs)
 
     def _function(self, node: onnx.NodeProto, forward: str | None) -> tuple[str, list[str]]:
         """The name of the function for a node, and the names of the inputs that it takes."""
@@ -346,12 +341,8 @@ class _Lowering:
         taken = [(inner, outer) for inner, outer in given if inner and inner in read]
         imports = [helper.make_opsetid("", body.opset)]
         function = helper.make_function(DOMAIN, node.op_type, [inner for inner, _ in taken], names, nodes, imports)
-        return self._shared(function), [outer for _, outer in taken]
-
-    def _shared(self, function: onnx.FunctionProto) -> str:
-        """The name of the model's function with this body, added if it is new."""
         key = _key(function)
-        if key not in self.functions:
+        if key not in self.functions:  # those with equal bodies share one
             used = set(self.functions.values())
             base, number = function.name, 1
             while function.name in used:
@@ -359,7 +350,7 @@ class _Lowering:
                 function.name = f"{base}_{number}"
             self.functions[key] = function.name
             self.model.functions.append(function)
-        return self.functions[key]
+        return self.functions[key], [outer for _, outer in taken]
 
     def _sizes(self, name: str) -> list[int | None] | None:
         tensor = self.types[name].tensor_type if name in self.types else None
@@ -380,14 +371,6 @@ def _key(function: onnx.FunctionProto) -> tuple[str, bytes]:
     copy = copied(function)
     copy.name = ""
     return function.name.split("_", 1)[0], copy.SerializeToString(deterministic=True)
-
-
-def _title(node: onnx.NodeProto) -> str:
-    return f"{node.op_type} (node {node.name!r})" if node.name else node.op_type
-
-
-def _no_form(node: onnx.NodeProto, reason: object) -> NotImplementedError:
-    return NotImplementedError(f"lower: {_title(node)} has no form of plain operators: {reason}")
 
 
 def _attribute(attribute: AttributeProto) -> tuple[str, Any]:

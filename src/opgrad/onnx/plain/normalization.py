@@ -11,9 +11,8 @@ def _layer_grad(slope: Value, normalized: Value, inv_std: Value, centred: bool) 
 
 
 @lowers("LayerNormalizationGrad")
-def layer_normalization_grad(call: Call) -> Results:
+def layer_normalization_grad(call: Call, dy: Value, x: Value, scale: Value, mean: Value, inv_std: Value) -> Results:
     """dx, dscale and dbias of (x - mean) * inv_std * scale + bias, in the type of mean."""
-    dy, x, scale, mean, inv_std = call.operands(5)
     axis = call.get("axis", -1)
     rows, x_rows, mean, inv_std = (each.flatten(axis) for each in (dy.like(mean), x.like(mean), mean, inv_std))
     normalized = (x_rows - mean) * inv_std
@@ -26,9 +25,8 @@ def layer_normalization_grad(call: Call) -> Results:
 
 
 @lowers("SimplifiedLayerNormalizationGrad")
-def simplified_layer_normalization_grad(call: Call) -> Results:
+def simplified_layer_normalization_grad(call: Call, dy: Value, x: Value, scale: Value, inv_std: Value) -> Results:
     """dx and dscale of x * inv_std * scale, in the type of inv_std."""
-    dy, x, scale, inv_std = call.operands(4)
     axis = call.get("axis", -1)
     rows, x_rows, inv_std = (each.flatten(axis) for each in (dy.like(inv_std), x.like(inv_std), inv_std))
     normalized = x_rows * inv_std
@@ -37,9 +35,10 @@ def simplified_layer_normalization_grad(call: Call) -> Results:
 
 
 @lowers("InvertibleLayerNormalizationGrad")
-def invertible_layer_normalization_grad(call: Call) -> Results:
+def invertible_layer_normalization_grad(
+    call: Call, dy: Value, y: Value, scale: Value, bias: Value, inv_std: Value
+) -> Results:
     """dx, dscale and dbias of layer normalization, from its output y = normalized * scale + bias."""
-    dy, y, scale, bias, inv_std = call.operands(5)
     axis = call.get("axis", -1)
     rows, y_rows, inv_std = (each.flatten(axis) for each in (dy.like(inv_std), y.like(inv_std), inv_std))
     factor, offset = (each.like(inv_std).reshape([1, -1]) for each in (scale, bias))
@@ -60,9 +59,8 @@ def _channel_mean(x: Value) -> Value:
 
 @lowers("BatchNormalizationGrad")
 @in_float32(1, 2, 2)
-def batch_normalization_grad(call: Call) -> Results:
+def batch_normalization_grad(call: Call, dy: Value, x: Value, scale: Value, mean: Value, inv_std: Value) -> Results:
     """dx, dscale and dbias of (x - mean) * inv_std * scale + bias, mean and inv_std being those of the batch."""
-    dy, x, scale, mean, inv_std = call.operands(5)
     dy_rows, column = _channels(dy), scale.like(x).reshape([-1, 1])
     mean, inv_std = (each.like(x).reshape([-1, 1]) for each in (mean, inv_std))
     normalized = (_channels(x) - mean) * inv_std
@@ -75,13 +73,14 @@ def batch_normalization_grad(call: Call) -> Results:
 @lowers("BatchNormInternal")
 @lowers("BatchNormTraining")
 @in_float32(0, 3, 3, 3, 3)
-def batch_norm_internal(call: Call) -> Results:
+def batch_norm_internal(
+    call: Call, x: Value, scale: Value, bias: Value, running_mean: Value, running_variance: Value
+) -> Results:
     """Batch normalization by the batch's mean and variance, with the running statistics after it.
 
     Results: y, running mean and variance (momentum * old + (1 - momentum) * of the batch, whose variance is divided
     by the number of elements), and the batch's mean and 1 / sqrt(variance + epsilon).
     """
-    x, scale, bias, running_mean, running_variance = call.operands(5)
     epsilon, momentum = call.get("epsilon", 1e-5), call.get("momentum", 0.9)
     if not call.get("training_mode", 1):
         return call.body.node(
@@ -103,9 +102,8 @@ def batch_norm_internal(call: Call) -> Results:
 
 
 @lowers("SimplifiedLayerNormalization", domain="")
-def simplified_layer_normalization(call: Call) -> Results:
+def simplified_layer_normalization(call: Call, x: Value, scale: Value) -> Results:
     """y = x * inv_std * scale, and inv_std = 1 / sqrt(mean(x²) + epsilon) over the axes from `axis` on, in float32."""
-    x, scale = call.operands(2)
     axis, sizes = call.get("axis", -1), call.input_shapes[0]
     if axis >= 0 and sizes is None:
         raise NoForm("the graph does not tell the rank of its input")

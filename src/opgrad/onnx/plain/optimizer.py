@@ -94,9 +94,8 @@ def clip_factor(squares: Value, max_norm: float) -> Value:
 
 
 @lowers("SGDOptimizerV2")
-def sgd_optimizer_v2(call: Call) -> Results:
+def sgd_optimizer_v2(call: Call, rate: Value, parameters: Value, gradients: Value) -> Results:
     """p - lr * g."""
-    rate, parameters, gradients = call.operands(3)
     rate, signal = rate.scalar(), _signal(call, 3)
 
     def step(inner: Body, p: Value, g: Value) -> list[Value]:
@@ -106,9 +105,10 @@ def sgd_optimizer_v2(call: Call) -> Results:
 
 
 @lowers("AdamWOptimizer")
-def adamw_optimizer(call: Call) -> Results:
+def adamw_optimizer(
+    call: Call, rate: Value, count: Value, parameters: Value, gradients: Value, means: Value, squares: Value
+) -> Results:
     """Parameters and moments after a step; see `adamw_step`."""
-    rate, count, parameters, gradients, means, squares = call.operands(6)
     rate, count, signal = rate.scalar(), count.scalar(), _signal(call, 6)
     mode, alpha, beta = call.get("adam_mode", 0), call.get("alpha", 0.9), call.get("beta", 0.999)
     settings = {"epsilon": call.get("epsilon", 1e-8), "weight_decay": call.get("weight_decay", 1e-2)}
@@ -125,9 +125,8 @@ def adamw_optimizer(call: Call) -> Results:
 
 
 @lowers("InplaceClipGradNorm")
-def inplace_clip_grad_norm(call: Call) -> Value:
+def inplace_clip_grad_norm(call: Call, gradients: Value) -> Value:
     """Every gradient times min(1, max_norm / norm), the norm being that of all of them together."""
-    (gradients,) = call.operands(1)
     if call.get("norm_type", "fro") != "fro":
         raise NoForm(f"norm_type is {call.get('norm_type')!r}, expected 'fro'")
     body = call.body
@@ -144,9 +143,8 @@ def inplace_clip_grad_norm(call: Call) -> Value:
 
 
 @lowers("InPlaceAccumulatorV2")
-def in_place_accumulator_v2(call: Call) -> Results:
+def in_place_accumulator_v2(call: Call, buffer: Value, value: Value) -> Results:
     """True, and value if overwrite else buffer + value."""
-    buffer, value = call.operands(2)
     overwrite = call.input(2)
     value = value.like(buffer)
     total = buffer + value
@@ -156,18 +154,16 @@ def in_place_accumulator_v2(call: Call) -> Results:
 
 
 @lowers("InPlaceAccumulator")
-def in_place_accumulator(call: Call) -> Value:
+def in_place_accumulator(call: Call, buffer: Value, value: Value) -> Value:
     """buffer + value, unless the signal is false."""
-    buffer, value = call.operands(2)
     signal = call.input(2)
     total = buffer + value.like(buffer)
     return total if signal is None else call.body.where(signal.scalar(), total, buffer)
 
 
 @lowers("ZeroGradient")
-def zero_gradient(call: Call) -> Value:
+def zero_gradient(call: Call, gradient: Value) -> Value:
     """Zeros like the gradient."""
-    (gradient,) = call.operands(1)
     return call.body.full(gradient.shape(), 0, gradient)
 
 
@@ -178,9 +174,8 @@ def pass_through(call: Call) -> Results:
 
 
 @lowers("Scale")
-def scale(call: Call) -> Value:
+def scale(call: Call, x: Value, factor: Value) -> Value:
     """x * factor, or x / factor."""
-    x, factor = call.operands(2)
     number = factor.like(x).scalar()
     return x / number if call.get("scale_down", 0) else x * number
 

@@ -139,39 +139,47 @@ def joined(found: Sequence[Sequence[Value]], axes: Sequence[int | None]) -> list
 
 
 def _layer(
-    call: Call, op: str, lengths: int, write: Callable[[Direction], Sequence[Value]], axes: Sequence[int | None]
-) -> Results:
-    """The results of all directions. Raises NoForm for what the original does not compute, either."""
-    if call.get("direction", "forward") not in DIRECTIONS:
-        raise NoForm(f"its direction is {call.get('direction')!r}, expected one of {', '.join(DIRECTIONS)}")
-    clip = call.get("clip", 0.0)
-    if clip and clip < NO_CLIPPING:
-        raise NoForm(f"its attribute clip is {clip}, expected none")
-    for name in ("input_forget", "layout"):
-        if call.get(name, 0):
-            raise NoForm(f"its attribute {name} is {call.get(name)}, expected 0")
-    flags = DIRECTIONS[call.get("direction", "forward")]
-    given = [each.lower() for each in call.get("activations", [])]
-    if given and given != [each.lower() for each in ACTIVATIONS[op]] * len(flags):
-        raise NoForm(f"its activations are {call.get('activations')}, expected those of ONNX's {op}")
-    if call.input(lengths) is not None:
-        raise NoForm("it has lengths of sequences, expected none")
-    dtype = next(filter(None, call.input_types), None)
-    if dtype is None:
-        raise NoForm("the graph does not tell the type of its inputs")
-    return joined([write(Direction(call, *each, dtype)) for each in enumerate(flags)], axes)
+    name: str, op: str, lengths: int, axes: Sequence[int | None]
+) -> Callable[[Callable[[Direction], Sequence[Value]]], Callable[[Direction], Sequence[Value]]]:
+    """Declare the form of a layer by a function of one direction, whose results are joined along these axes.
+
+    lengths: the index of the input with the lengths of sequences. The form raises NoForm for what the original does not
+    compute, either.
+    """
+
+    def declare(write: Callable[[Direction], Sequence[Value]]) -> Callable[[Direction], Sequence[Value]]:
+        @lowers(name)
+        def form(call: Call) -> Results:
+            if call.get("direction", "forward") not in DIRECTIONS:
+                raise NoForm(f"its direction is {call.get('direction')!r}, expected one of {', '.join(DIRECTIONS)}")
+            clip = call.get("clip", 0.0)
+            if clip and clip < NO_CLIPPING:
+                raise NoForm(f"its attribute clip is {clip}, expected none")
+            for each in ("input_forget", "layout"):
+                if call.get(each, 0):
+                    raise NoForm(f"its attribute {each} is {call.get(each)}, expected 0")
+            flags = DIRECTIONS[call.get("direction", "forward")]
+            given = [each.lower() for each in call.get("activations", [])]
+            if given and given != [each.lower() for each in ACTIVATIONS[op]] * len(flags):
+                raise NoForm(f"its activations are {call.get('activations')}, expected those of ONNX's {op}")
+            if call.input(lengths) is not None:
+                raise NoForm("it has lengths of sequences, expected none")
+            dtype = next(filter(None, call.input_types), None)
+            if dtype is None:
+                raise NoForm("the graph does not tell the type of its inputs")
+            return joined([write(Direction(call, *each, dtype)) for each in enumerate(flags)], axes)
+
+        return write
+
+    return declare
 
 
 # --- LSTM ---
 
 
-@lowers("LSTMTraining")
-def lstm_training(call: Call) -> Results:
-    """y, y_h, y_c, the cells and the gates i, o, f, g."""
-    return _layer(call, "LSTM", 4, _lstm_steps, (1, 0, 0, 1, 1))
-
-
+@_layer("LSTMTraining", "LSTM", 4, (1, 0, 0, 1, 1))
 def _lstm_steps(own: Direction) -> list[Value]:
+    """y, y_h, y_c, the cells and the gates i, o, f, g."""
     bias, peepholes = own.of(3), own.of(7)
     if bias is not None:
         of_x, of_h = bias.split(2, 0)
@@ -196,13 +204,9 @@ def _peep(inner: Body, z: Value, weights: Value | None, c: Value) -> Value:
     return z if weights is None else z + inner.outer(weights) * c
 
 
-@lowers("LSTMGrad")
-def lstm_grad(call: Call) -> Results:
-    """dx, dw, dr, dbias, dinitial_h, dinitial_c and dpeepholes."""
-    return _layer(call, "LSTM", 3, _lstm_back, (None, 0, 0, 0, 0, 0, 0))
-
-
+@_layer("LSTMGrad", "LSTM", 3, (None, 0, 0, 0, 0, 0, 0))
 def _lstm_back(own: Direction) -> list[Value]:
+    """dx, dw, dr, dbias, dinitial_h, dinitial_c and dpeepholes."""
     c, dy, gates = own.of_steps(7), own.node.input(9), own.of_steps(8).split(4, 2)
     states = own.before(own.of_steps(6), own.state(4)), own.before(c, own.state(5)), c, c.apply("Tanh")
     dys = None if dy is None else own.part(dy, 1), own.state(10), own.state(11)
@@ -250,13 +254,9 @@ def lstm_gradients(
 # --- GRU ---
 
 
-@lowers("GRUTraining")
-def gru_training(call: Call) -> Results:
-    """y, y_h and the gates z, r, n."""
-    return _layer(call, "GRU", 4, _gru_steps, (1, 0, 1))
-
-
+@_layer("GRUTraining", "GRU", 4, (1, 0, 1))
 def _gru_steps(own: Direction) -> list[Value]:
+    """y, y_h and the gates z, r, n."""
     body, bias, linear, of_new = own.body, own.of(3), own.node.get("linear_before_reset", 0), None
     if bias is not None:
         *of_x, hz, hr, of_new = bias.split(6, 0)
@@ -280,13 +280,9 @@ def _gru_steps(own: Direction) -> list[Value]:
     return [y, last, gates]
 
 
-@lowers("GRUGrad")
-def gru_grad(call: Call) -> Results:
-    """dx, dw, dr, dbias and dinitial_h."""
-    return _layer(call, "GRU", 4, _gru_back, (None, 0, 0, 0, 0))
-
-
+@_layer("GRUGrad", "GRU", 4, (None, 0, 0, 0, 0))
 def _gru_back(own: Direction) -> list[Value]:
+    """dx, dw, dr, dbias and dinitial_h."""
     bias, dy, before = own.of(3), own.node.input(8), own.before(own.of_steps(6), own.state(5))
     dys, (z, r, n) = (None if dy is None else own.part(dy, 1), own.state(9)), own.of_steps(7).split(3, 2)
     slopes = sigmoid_slope(z), sigmoid_slope(r), tanh_slope(n)

@@ -114,11 +114,6 @@ def softmax(node: Node) -> Value:
     return node.microsoft(f"{op}_13", node.dy, y, axis=node.get("axis", -1))
 
 
-def rms_normalized(x: Value, axis: int, epsilon: float) -> Value:
-    """x / sqrt(mean(x * x) + epsilon), the mean along one axis."""
-    return x / ((x * x).mean(axis) + epsilon).apply("Sqrt")
-
-
 def silu(x: Value) -> Value:
     """x * sigmoid(x)."""
     return x * x.apply("Sigmoid")
@@ -148,7 +143,7 @@ def gated_rms_norm(node: Node) -> Value:
     scale, gate = node.required(1), node.required(2)
     rank, shape = node.rank(), node.x.shape()
     heads = node.x.reshape(node.body.concat(node.x.shape(0, rank - 1), node.body.ints([-1]), scale.shape()))
-    n = rms_normalized(heads, rank, node.get("epsilon", 1e-5)) * scale
+    n = heads / ((heads * heads).mean(rank) + node.get("epsilon", 1e-5)).apply("Sqrt") * scale
     gates = gate.apply("Sigmoid") if node.get("activation", "silu") == "sigmoid" else silu(gate)
     return n.reshape(shape) * gates
 
@@ -180,17 +175,15 @@ def causal_conv_with_state(node: Node) -> Gradients:
     y = body.node("Conv", whole, node.required(1), node.input(2), group=channels, dilations=[dilation])
     y = silu(y) if node.get("activation", "none") in ("silu", "swish") else y
     state = whole.slice(-kept, LAST, 2) if kept else whole.slice(0, 0, 2)
-    return [_channels_last(node, each) if last else each for each in (y, state)]
+    if not last:
+        return [y, state]
+    shape = body.concat(body.ints([0, 0]), node.x.shape(2))  # with the axes of channels that the input has
+    return [each.transpose(0, 2, 1).reshape(shape) for each in (y, state)]
 
 
 def _channels_first(value: Value, last: int) -> Value:
     """[N, L, C, ..] as [N, C, L]."""
     return value if not last else value.reshape([0, 0, -1]).transpose(0, 2, 1)
-
-
-def _channels_last(node: Node, value: Value) -> Value:
-    """[N, C, L] as [N, L, C, ..], with the axes of channels that the input has."""
-    return value.transpose(0, 2, 1).reshape(node.body.concat(node.body.ints([0, 0]), node.x.shape(2)))
 
 
 @gradient("SoftmaxCrossEntropyLoss", constant=(1, 2))

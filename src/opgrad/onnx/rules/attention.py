@@ -72,26 +72,21 @@ def attention(node: Node) -> Gradients:
 @decomposition("MultiHeadAttention", domain=MICROSOFT)
 def multi_head_attention(node: Node) -> Gradients:
     """y = softmax(scale * q @ k.T + mask) @ v of each head; q, k and v are [N, L, heads * H], or packed."""
-    q, k, v = _projections(node)
+    x, key, value = node.x, node.input(1), node.input(2)
+    if len(sizes_of(x)) == SEVERAL:
+        q, k, v = _unpacked(x, 3)
+    elif key is not None and len(sizes_of(key)) == SEVERAL:
+        q, k, v = _split_heads(node, x), *_unpacked(key, 2)
+    elif key is None or value is None:
+        raise NoGradient("its key and value are missing, and its query does not hold them")
+    else:  # key and value of cross attention come with the heads in front
+        q, k, v = (each if len(sizes_of(each)) > 3 else _split_heads(node, each) for each in (x, key, value))
     bias = node.input(3)
     if bias is not None:
         q, k, v = (each + part for each, part in zip((q, k, v), _biases(node, bias), strict=True))
     pasts = zip((node.input(6), node.input(7)), (k, v), strict=True)
     k, v = (each if before is None else node.body.concat(before, each, axis=2) for before, each in pasts)
     return [_attended(node, q, k, v, 4), k, v]
-
-
-def _projections(node: Node) -> list[Value]:
-    """Query, key and value as [N, heads, L, H]."""
-    q, key, value = node.x, node.input(1), node.input(2)
-    if len(sizes_of(q)) == SEVERAL:
-        return _unpacked(q, 3)
-    if key is not None and len(sizes_of(key)) == SEVERAL:
-        return [_split_heads(node, q), *_unpacked(key, 2)]
-    if key is None or value is None:
-        raise NoGradient("its key and value are missing, and its query does not hold them")
-    # Key and value of cross attention come with the heads in front.
-    return [each if len(sizes_of(each)) > 3 else _split_heads(node, each) for each in (q, key, value)]
 
 
 def _unpacked(packed: Value, count: int) -> list[Value]:
@@ -537,7 +532,12 @@ def rotary_embedding_of_microsoft(node: Node) -> Gradients:
         place = 1 if len(sizes_of(x)) < 4 else 2
         every = node.body.range(x.shape(place, place + 1).squeeze(0)) + positions
         positions = every.unsqueeze(0).expand(node.body.concat(x.shape(0, 1), x.shape(place, place + 1)))
-    tables, heads = (node.required(2), node.required(3), positions), _rotary_heads(node)
+    tables, heads = (node.required(2), node.required(3), positions), dict[str, int]()
+    if node.rank() <= PACKED and not node.get("num_heads", 0):  # heads are as wide as the tables
+        width, half = sizes_of(node.x)[2], sizes_of(node.required(2))[1]
+        if not isinstance(width, int) or not isinstance(half, int):
+            raise NoGradient("the graph does not tell how wide its input and its tables are")
+        heads["num_heads"] = width // (2 * half)
     dx = node.microsoft("RotaryEmbeddingGrad", node.dy, *tables, **_rotary_given(node), **heads)
     if not node.needed - {0}:
         return dx
@@ -571,13 +571,3 @@ def _pairs(node: Node, x: Value, half: int, heads: int) -> tuple[Value, Value]:
     if node.get("interleaved", 0):
         return x.slice(0, 2 * half, 3, 2), x.slice(1, 2 * half, 3, 2)
     return x.slice(0, half, 3), x.slice(half, 2 * half, 3)
-
-
-def _rotary_heads(node: Node) -> dict[str, int]:
-    """The number of heads of [B, L, H * D] where the node does not tell it: heads are as wide as the tables then."""
-    if node.rank() > PACKED or node.get("num_heads", 0):
-        return {}
-    width, half = sizes_of(node.x)[2], sizes_of(node.required(2))[1]
-    if not isinstance(width, int) or not isinstance(half, int):
-        raise NoGradient("the graph does not tell how wide its input and its tables are")
-    return {"num_heads": width // (2 * half)}

@@ -6,7 +6,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from opgrad.onnx.graph.formulas import Value
-from opgrad.onnx.graph.messages import FLOATS, copied, keep
+from opgrad.onnx.graph.messages import FLOATS, copied
 from opgrad.onnx.graph.nodes import captured, needed, read_by, rename, subgraphs
 from opgrad.onnx.graph.subgraphs import Enclosed, declared_sizes, sequence_type
 from opgrad.onnx.passes.removal import is_repeatable
@@ -31,8 +31,8 @@ class BodyGradient:
                 source, output.name = output.name, node.body.free(f"{output.name}_result")
                 body.node.append(helper.make_node("Identity", [source], [output.name], f"{output.name}/Identity"))
             seen.add(output.name)
-        self._enclosed = Enclosed(node.forward, node.proto, body)
-        self.forward, self.outside = self._enclosed.graph, self._enclosed.outside
+        self.enclosed = Enclosed(node.forward, node.proto, body)
+        self.forward, self.outside = self.enclosed.graph, self.enclosed.outside
         self.body, self.reads = node.body.beside(), node.body.beside()
         self.body.scope(f"{node.proto.name or node.proto.op_type}_Grad/body")
         self.reads.scope(f"{node.proto.name or node.proto.op_type}_Grad/reads")
@@ -129,13 +129,6 @@ class BodyGradient:
         for value in self._results:
             value.name = names.get(value.name, value.name)
 
-    def is_steady(self, name: str) -> bool:
-        """Whether a value is a tensor that has the same shape in each iteration of a loop."""
-        sizes, steady = self.forward.sizes(name), self._enclosed.steady
-        if sizes is None or self.forward.sequence(name):
-            return False
-        return all(isinstance(size, int) or size in steady for size in sizes)
-
     def add(self, node: onnx.NodeProto) -> None:
         """Append a node to the forward body."""
         self._added.append(node)
@@ -185,19 +178,11 @@ class BodyGradient:
             outer.declare(new, dtype, None if sizes is None else [*[None] * stacked, *sizes])
         return new
 
-    def add_input(self, value: onnx.ValueInfoProto) -> None:
-        """Append an input to the forward body."""
-        self._enclosed.body.input.append(value)
-        given = [copied(each) for each in self.forward.graph.input]
-        given.insert(len(self.inputs), value)
-        keep(self.forward.graph.input, given)
-        self.inputs.append(value.name)
-
     def restore(self) -> None:
         """Write the forward body, with what was added, into the node."""
         self.forward.reorder(self._nodes())
         self.forward.write_nodes()
-        self._enclosed.restore()
+        self.enclosed.restore()
 
     def gradient_body(self, inputs: Sequence[Value], results: Sequence[Value]) -> onnx.GraphProto:
         """The body of the gradient, with these inputs and, as outputs, these results."""
@@ -281,22 +266,17 @@ def _keep(inside: BodyGradient, names: list[str], others: list[BodyGradient]) ->
     for name in names:
         given[name] = inside.named_result(name, open_sizes=True)
         inside.node.proto.output.append(given[name])
+        dtype, sizes = inside.element_type(name), inside.forward.sizes(name)
         for other in others:
-            _stand_in(other, inside, name)
+            result = other.body.free(f"{name}_missing")
+            if inside.forward.sequence(name):
+                other.add(helper.make_node("SequenceEmpty", [], [result], result, dtype=dtype))
+                other.forward.declare_sequence(result, dtype)
+            else:
+                shape = [0] if sizes is None else [0] * len(sizes)
+                empty = helper.make_tensor("", dtype, shape, [] if shape else [0])
+                other.add(helper.make_node("Constant", [], [result], result, value=empty))
+                other.forward.declare(result, dtype, list(empty.dims))
+            other.forward.graph.output.append(other.declared(result))
         inside.give(name)
     inside.rename(given)
-
-
-def _stand_in(other: BodyGradient, inside: BodyGradient, name: str) -> None:
-    """Let a branch give an empty value where the other branch gives one that its gradient reads."""
-    dtype, sizes = inside.element_type(name), inside.forward.sizes(name)
-    result = other.body.free(f"{name}_missing")
-    if inside.forward.sequence(name):
-        other.add(helper.make_node("SequenceEmpty", [], [result], result, dtype=dtype))
-        other.forward.declare_sequence(result, dtype)
-    else:
-        shape = [0] if sizes is None else [0] * len(sizes)
-        empty = helper.make_tensor("", dtype, shape, [] if shape else [0])
-        other.add(helper.make_node("Constant", [], [result], result, value=empty))
-        other.forward.declare(result, dtype, list(empty.dims))
-    other.forward.graph.output.append(other.declared(result))

@@ -84,12 +84,7 @@ class Iterations:
         found = reads.node("Gather", Value(reads, whole, value.element_type), index, axis=self.axis(name, of, place))
         return Value(self.inside.body, found.name, value.element_type, value.sizes)
 
-    def keep_what_is_read(self, results: list[Value]) -> None:
-        """Keep the values of the forward body that its gradient reads, and let it read them at its iteration."""
-        names = self.inside.hoist(self.inside.read_values(results))
-        self.inside.rename({name: self._read(name) for name in names})
-
-    def _read(self, name: str) -> str:
+    def read(self, name: str) -> str:
         """What the gradient's body reads in the place of a value of the forward body."""
         if self.is_loop and name == self.inside.inputs[0]:
             return self.index.name
@@ -102,7 +97,10 @@ class Iterations:
         gather = self.inside.forward.maker(name, "Gather") if self.is_loop else None
         if gather is not None and gather.input[0] in self.inside.outside and gather.input[1] == self.inside.inputs[0]:
             return self._gathered(gather.input[0], attributes_of(gather).get("axis", 0))  # read again instead of kept
-        return self._gathered(self._stack(name)) if self.inside.is_steady(name) else self._listed(name)
+        sizes, steady = self.inside.forward.sizes(name), self.inside.enclosed.steady
+        is_steady = sizes is not None and all(isinstance(size, int) or size in steady for size in sizes)
+        is_tensor = not self.inside.forward.sequence(name)
+        return self._gathered(self._stack(name)) if is_steady and is_tensor else self._listed(name)
 
     def _gathered(self, whole: str, axis: int = 0) -> str:
         reads = self.inside.reads
@@ -159,7 +157,12 @@ class Iterations:
         proto.output.insert(self._states, last)
         for name in (empty, last):
             self.node.forward.declare_sequence(name, dtype)
-        inside.add_input(helper.make_value_info(before, sequence_type(dtype)))
+        value = helper.make_value_info(before, sequence_type(dtype))
+        inside.enclosed.body.input.append(value)
+        inputs = [copied(each) for each in inside.forward.graph.input]
+        inputs.insert(len(inside.inputs), value)
+        keep(inside.forward.graph.input, inputs)
+        inside.inputs.append(before)
         outputs = list(inside.forward.graph.output)
         outputs.insert(1 + self._states, helper.make_value_info(after, sequence_type(dtype)))
         keep(inside.forward.graph.output, outputs)
@@ -302,7 +305,9 @@ class _LoopGradient:
             initial.append(zero_tensors(value) if is_sequence else filled_like(value, 0, like))
         results += results_of(elements)
         go_on = Value(body, body.free(f"{iterations.step.name}/go_on"), TensorProto.BOOL, [])
-        iterations.keep_what_is_read(results)
+        # The forward pass keeps what the gradient reads, and the gradient reads it at its iteration.
+        names = inside.hoist(inside.read_values(results))
+        inside.rename({name: iterations.read(name) for name in names})
         graph = inside.gradient_body([iterations.step, go_on, *states, *sums], [go_on, *results])
         inside.restore()
         always = node.body.constant(np.array(True))

@@ -74,13 +74,9 @@ def tensors_from(value: Value, start: Value, count: Value) -> Value:
         tensor = inner.node("SequenceAt", inner.outer(value), place)
         return [inner.node("SequenceInsert", result, tensor), place + 1]
 
-    return _with_dtype_of(body.loop(count, [empty_sequence(body, value.element_type), start], step)[0], value)
-
-
-def empty_sequence(body: Body, element_type: int | None) -> Value:
-    """A sequence without tensors."""
-    dtype = element_type or TensorProto.FLOAT
-    return Value(body, body.node("SequenceEmpty", dtype=dtype).name, dtype)
+    dtype = value.element_type or TensorProto.FLOAT
+    empty = Value(body, body.node("SequenceEmpty", dtype=dtype).name, dtype)
+    return _with_dtype_of(body.loop(count, [empty, start], step)[0], value)
 
 
 def _with_dtype_of(value: Value, other: Value) -> Value:
@@ -140,7 +136,13 @@ def unbroadcast(value: Value, whole: Value, target: Value) -> Value:
         return value
     axes = _summed(whole.sizes, target.sizes)
     if axes is None:
-        return _unbroadcast_at_run_time(value, whole, target)
+        body, attributes = value.body, {"keepdims": 1, "noop_with_empty_axes": 1}
+        at_run_time = body.nodes_of("BroadcastGradientArgs", 2, target.shape(), whole.shape(), domain=MICROSOFT)[0]
+        if body.axes_are_inputs("ReduceSum"):
+            total = body.node("ReduceSum", value, at_run_time, **attributes)
+        else:
+            total = body.node("ReduceSumTraining", value, at_run_time, domain=MICROSOFT, **attributes)
+        return total.reshape(target.shape())
     if not axes:
         return value
     lead = len(whole.sizes or ()) - len(target.sizes or ())
@@ -165,17 +167,6 @@ def _summed(whole: Sizes | None, target: Sizes | None) -> list[int] | None:
                 continue
             return None
     return axes
-
-
-def _unbroadcast_at_run_time(value: Value, whole: Value, target: Value) -> Value:
-    body = value.body
-    axes = body.nodes_of("BroadcastGradientArgs", 2, target.shape(), whole.shape(), domain=MICROSOFT)[0]
-    attributes = {"keepdims": 1, "noop_with_empty_axes": 1}
-    if body.axes_are_inputs("ReduceSum"):
-        total = body.node("ReduceSum", value, axes, **attributes)
-    else:
-        total = body.node("ReduceSumTraining", value, axes, domain=MICROSOFT, **attributes)
-    return total.reshape(target.shape())
 
 
 def normalized(axes: Sequence[int], rank: int) -> list[int]:
