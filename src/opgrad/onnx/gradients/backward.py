@@ -164,9 +164,6 @@ def _differentiate(
         raise NoGradient(f"in its body, {'; '.join(backward.problems)}") from None
 
 
-# --- recomputation ----------------------------------------------------------------------------------------------------
-
-
 def formula(declared: Declared, node: Node, forward: Graph, body: GraphBody) -> tuple[Graph, dict[int, str]]:
     """The formula of a node as a graph of its own, and the names of the results that have gradients, by their places.
 
@@ -206,9 +203,6 @@ def formula(declared: Declared, node: Node, forward: Graph, body: GraphBody) -> 
         rename(each, names)
     del model.graph.value_info[:]
     return Graph(model, wanted), results
-
-
-# --- advice -----------------------------------------------------------------------------------------------------------
 
 
 FIXING = "python -m onnxruntime.tools.make_dynamic_shape_fixed does it"

@@ -162,6 +162,11 @@ def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:
     Those in the bodies of loops and branches are expanded, too.
     The forward graph is changed in place; only where bodies of ONNX's functions are inserted is the result a new one.
     """
+
+    def expand_body(body: Graph) -> Graph:  # all of whose inputs and outputs may have gradients
+        inputs, outputs = ([each.name for each in values] for values in (body.graph.input, body.graph.output))
+        return expand(body, outputs, [name for name in inputs if carries(body, name)])
+
     of, wanted = list(of), list(wanted)
     taken = forward.taken  # the names of the graph and of those around it, and the prefixes of names of earlier rounds
     while True:
@@ -180,16 +185,10 @@ def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:
         unknown = [node for node in nodes if (domain_of(node), node.op_type) not in RULES]
         model = _expand_functions(forward, unknown)
         if model is None:
-            in_bodies(forward, _expand_body)
+            in_bodies(forward, expand_body)
             forward.refresh()
             return forward
         forward = Graph(model, wanted, taken=taken, known=forward)
-
-
-def _expand_body(forward: Graph) -> Graph:
-    """Expand the nodes of a body, all of whose inputs and outputs may have gradients."""
-    inputs, outputs = ([each.name for each in values] for values in (forward.graph.input, forward.graph.output))
-    return expand(forward, outputs, [name for name in inputs if carries(forward, name)])
 
 
 def _expand_functions(forward: Graph, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto | None:

@@ -120,9 +120,6 @@ def align_functions(model: onnx.ModelProto, who: str) -> None:
         ) from None
 
 
-# --- onnx's converter, with corrections of its faults ---
-
-
 UNKNOWN = "opgrad.unknown"  # the domain of operators that ONNX does not have, during the conversion
 RESIZE_CHANGED = BOUNDS_ARE_INPUTS = 11  # the opset with both changes
 FILLED = ("Clip", "Pad")  # operators with attributes that became inputs, which have to be of the type of the data

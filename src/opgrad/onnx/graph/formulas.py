@@ -53,8 +53,6 @@ class Value:
     ):
         self.body, self.name, self.element_type, self.sizes = body, name, element_type, sizes
 
-    # --- arithmetic, comparisons and logic ---
-
     __add__, __radd__ = _of_value("Add"), _of_number("Add")
     __sub__, __rsub__ = _of_value("Sub"), _of_number("Sub")
     __mul__, __rmul__ = _of_value("Mul"), _of_number("Mul")
@@ -68,8 +66,6 @@ class Value:
 
     def __invert__(self) -> "Value":
         return self.body.node("Not", self)
-
-    # --- functions ---
 
     def apply(self, op: str, **attributes: Any) -> "Value":
         """The operator of this name, of one input."""
@@ -95,8 +91,6 @@ class Value:
     def product(self) -> "Value":
         """The product of all elements of a shape, as an array of one."""
         return self.body.concat(self.body.ints([1]), self).apply("ReduceProd", keepdims=1)
-
-    # --- shapes and types ---
 
     def shape(self, start: int = 0, end: int | None = None) -> "Value":
         """The sizes from axis `start` to before axis `end`."""
@@ -287,8 +281,6 @@ class Body:
     def inner_prefix(self) -> str:
         """What the names inside the next node with a body start with."""
         return f"{self._prefix}l{self._count}_"
-
-    # --- sequences of tensors ---
 
     def each(self, sequences: Sequence[Value], step: Callable[..., Sequence[Value]]) -> list[Value]:
         """Sequences of the results of `step`, which gets the next tensor of every sequence.
@@ -497,9 +489,6 @@ class NodeView:
         """The sizes of an input, None if the graph does not even tell the rank."""
         value = self.input(index)
         return None if value is None else value.sizes
-
-
-# --- operators of com.microsoft, written with those of ai.onnx ---
 
 
 def fused_product(node: NodeView) -> Value:

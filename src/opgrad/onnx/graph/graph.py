@@ -185,8 +185,6 @@ class Graph:
         """All nodes, in their order."""
         return (node for slot in self._slots for node in slot)
 
-    # --- types and constants ---
-
     @property
     def _types(self) -> Types:
         if self._inferred is None:
@@ -326,8 +324,6 @@ class Graph:
         part = sizes[given.get("start", 0) : given.get("end", len(sizes))]
         return np.array([each if isinstance(each, int) else -1 for each in part], np.int64)
 
-    # --- questions ---
-
     def before(self, name: str) -> set[str]:
         """The values on which one depends, itself included."""
         return {name, *read_by(needed(list(self.nodes()), [name]))}
@@ -362,8 +358,6 @@ class Graph:
     def known(self, name: str) -> list[int] | None:
         """The sizes of a value if all are numbers, else None."""
         return known(self.sizes(name))
-
-    # --- changes ---
 
     def free(self, name: str) -> str:
         """A name that is not taken yet; from now on it is."""
@@ -452,8 +446,6 @@ class Graph:
         kind = self.element_type(other)
         if kind is not None:
             self.declare(name, kind, self.sizes(other))
-
-    # --- the model ---
 
     def write_nodes(self) -> None:
         """Write the nodes into the model, but no types of values that were added."""

@@ -336,9 +336,6 @@ def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     return [*unknown.body.nodes, *(helper.make_node("Identity", [value.name], [name]) for value, name in named)]
 
 
-# --- stand-ins of single operators ---
-
-
 stand_in_for("Scaler", "Normalizer")(lambda node: node.floats(0))
 stand_in_for("LinearRegressor", "SVMRegressor")(
     lambda node: [node.body.concat(*[node.floats(0)[0].mean(-1)] * node.number("targets", 1), axis=-1)]

@@ -300,9 +300,6 @@ def _sort(graph: onnx.GraphProto) -> None:
         keep(graph.node, ordered)
 
 
-# --- sparse initializers ----------------------------------------------------------------------------------------------
-
-
 MOST = 2**31  # bytes of a dense one, the most that a model's file holds
 
 
@@ -342,9 +339,6 @@ def _dense(sparse: onnx.SparseTensorProto, what: str) -> onnx.TensorProto:
     else:
         array.reshape(-1)[indices] = values
     return numpy_helper.from_array(array, sparse.values.name)
-
-
-# --- recurrent layers whose batch comes first -------------------------------------------------------------------------
 
 
 LAYERS = ("RNN", "GRU", "LSTM")

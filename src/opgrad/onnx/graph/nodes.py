@@ -45,9 +45,6 @@ def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from all_nodes(function.node)
 
 
-# --- names ---
-
-
 def captured(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node reads: its inputs, and the values that its subgraphs read from outside."""
     yield from (name for name in node.input if name)
@@ -99,9 +96,6 @@ def rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
         each.output[:] = [names.get(name, name) for name in each.output]
 
 
-# --- which nodes results depend on ---
-
-
 def needed(nodes: Sequence[onnx.NodeProto], wanted: Iterable[str], given: Collection[str] = ()) -> list[onnx.NodeProto]:
     """The nodes that the wanted values depend on, in the order of the nodes, which is a topological one.
 
@@ -123,9 +117,6 @@ def leave_out_results(node: onnx.NodeProto, read: Collection[str]) -> bool:
     while len(node.output) > 1 and not node.output[-1]:
         node.output.pop()
     return len(node.output) < before
-
-
-# --- single nodes ---
 
 
 def title(node: onnx.NodeProto) -> str:
@@ -164,9 +155,6 @@ def registering(table: dict[str, Function]) -> Callable[..., Callable[[Function]
 def is_known(op: str, opset: int) -> bool:
     """Whether ai.onnx has an operator in an opset; onnxruntime has others in this domain, and some in older opsets."""
     return defs.has(op, opset, "") and not defs.get_schema(op, opset, "").deprecated
-
-
-# --- modules of PyTorch ---
 
 
 SCOPES = "pkg.torch.onnx.name_scopes"  # of the exporter by torch.export: the paths of all modules around a node

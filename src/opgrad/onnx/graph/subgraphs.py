@@ -270,9 +270,6 @@ def hoist(model: onnx.ModelProto) -> None:
             keep(graph.initializer, [each for each in graph.initializer if each.name not in names])
 
 
-# --- weights inside of functions --------------------------------------------------------------------------------------
-
-
 Key = tuple[str, str, str]  # domain, name and overload of a function
 
 

@@ -103,9 +103,6 @@ def same_shape(graph: Graph, name: str, other: str) -> bool:
     return a is None or b is None or len(a) == len(b)
 
 
-# --- passes that look at one node at a time ---------------------------------------------------------------------------
-
-
 Change = Callable[[Graph, onnx.NodeProto], bool]
 
 
@@ -357,9 +354,6 @@ def fuse_cross_entropy(graph: Graph, node: onnx.NodeProto) -> bool:
     fused.attribute.extend(node.attribute)
     graph.substitute(node, [fused])
     return True
-
-
-# --- in training graphs ---
 
 
 def fuse_with_gradient(graph: Graph, node: onnx.NodeProto) -> bool:

@@ -15,7 +15,7 @@ first last.
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -30,62 +30,6 @@ from opgrad.onnx.passes.removal import is_repeatable
 
 UNKNOWN_SIZE = 32  # the assumed length of an axis of unknown size, where bytes are compared
 WHO = "checkpoint_segments"
-
-
-class Segments:
-    """A forward graph, cut into segments.
-
-    forward: its nodes, in their order. backward: the other nodes of the graph.
-    kept: the values that cross from one segment to a later one. spans: for each segment the place of its first node in
-    `forward` and the place behind its last one.
-    """
-
-    def __init__(self, graph: Graph, forward: Sequence[str], wanted: int | Sequence[str]):
-        nodes = list(graph.nodes())
-        self.forward = needed(nodes, forward)
-        before = {id(node) for node in self.forward}
-        self.backward = [node for node in nodes if id(node) not in before]
-        made = {name: place for place, node in enumerate(self.forward, 1) for name in node.output if name}
-        last_uses = {name: place for place, node in enumerate(self.forward) for name in captured(node)}
-        if isinstance(wanted, int):
-            ends = self._balanced(graph, wanted, made, last_uses)
-        else:
-            lost = [name for name in wanted if name not in made]
-            if lost:
-                raise ValueError(
-                    f"{WHO}: no node between inputs and loss makes {' or '.join(map(repr, lost))}, "
-                    "expected names of values inside the model"
-                )
-            ends = sorted({made[name] for name in wanted} - {len(self.forward)})
-        crossing = (
-            name for end in ends for name, place in made.items() if place <= end and last_uses.get(name, -1) >= end
-        )
-        self.kept = frozenset(crossing)
-        limits = [0, *ends, len(self.forward)]
-        self.spans = list(pairwise(limits))
-
-    def _balanced(self, graph: Graph, count: int, made: Mapping[str, int], last_uses: Mapping[str, int]) -> list[int]:
-        """The places of the cuts: they divide the bytes that the backward part reads into about equal parts.
-
-        Each place minimizes its distance in bytes from the equal part plus the bytes of the values that cross it.
-        """
-        saved = read_by(self.backward)
-        sums = [0, *accumulate(sum(size_of(graph, x) for x in node.output if x in saved) for node in self.forward)]
-        changes = [0] * (len(self.forward) + 1)
-        for name, place in made.items():
-            last = last_uses.get(name, -1)
-            if last >= place:
-                size = size_of(graph, name)
-                changes[place] += size
-                changes[last + 1] -= size
-        crossing = list(accumulate(changes))
-        targets = [sums[-1] * number / count for number in range(1, count)]
-        places = range(1, len(self.forward))
-        if not places:
-            return []
-        return sorted(
-            {min(places, key=lambda place: crossing[place] + abs(sums[place] - target)) for target in targets}
-        )
 
 
 def size_of(graph: Graph, name: str) -> int:
@@ -162,18 +106,51 @@ def checkpoint(graph: Graph, forward: Sequence[str], segments: int | Sequence[st
     forward: what the model computed before it was differentiated: its loss and other outputs.
     segments: the number of segments, or the names of values with whose nodes a segment ends.
     """
-    cut = Segments(graph, forward, segments)
     nodes = list(graph.nodes())
-    backward = cut.backward
-    for start, end in reversed(cut.spans[:-1]):
-        inside = cut.forward[start:end]
-        later = {name for node in cut.forward[end:] for name in node.output if name}
-        segment = _Segment(graph, inside, backward, cut.kept | graph.kept)
-        new = segment.recompute(later)
+    before = needed(nodes, forward)
+    ids = {id(node) for node in before}
+    backward = [node for node in nodes if id(node) not in ids]
+    made = {name: place for place, node in enumerate(before, 1) for name in node.output if name}
+    last_uses = {name: place for place, node in enumerate(before) for name in captured(node)}
+    if isinstance(segments, int):
+        saved = read_by(backward)
+        weights = [sum(size_of(graph, name) for name in node.output if name in saved) for node in before]
+        crossing = [0] * (len(before) + 1)  # what each place adds to the bytes of the values that cross it
+        for name, place in made.items():
+            last = last_uses.get(name, -1)
+            if last >= place:
+                size = size_of(graph, name)
+                crossing[place] += size
+                crossing[last + 1] -= size
+        ends = _balanced(weights, list(accumulate(crossing)), segments)
+    else:
+        lost = [name for name in segments if name not in made]
+        if lost:
+            raise ValueError(
+                f"{WHO}: no node between inputs and loss makes {' or '.join(map(repr, lost))}, "
+                "expected names of values inside the model"
+            )
+        ends = sorted({made[name] for name in segments} - {len(before)})
+    kept = {name for end in ends for name, place in made.items() if place <= end <= last_uses.get(name, -1)}
+    for start, end in reversed(list(pairwise([0, *ends]))):
+        later = {name for node in before[end:] for name in node.output if name}
+        new = _Segment(graph, before[start:end], backward, graph.kept | kept).recompute(later)
         nodes = sorted_nodes([*nodes, *new])
         graph.reorder(nodes)
-        later_part = {id(node) for node in (*backward, *new)}
-        backward = [node for node in nodes if id(node) in later_part]
+        ids = {id(node) for node in (*backward, *new)}
+        backward = [node for node in nodes if id(node) in ids]
+
+
+def _balanced(weights: Sequence[int], crossing: Sequence[int], count: int) -> list[int]:
+    """The places of the cuts: they divide the bytes that the backward part reads into about equal parts.
+
+    Each place minimizes its distance in bytes from the equal part plus the bytes of the values that cross it.
+    """
+    sums, places = [0, *accumulate(weights)], range(1, len(weights))
+    if not places:
+        return []
+    targets = [sums[-1] * number / count for number in range(1, count)]
+    return sorted({min(places, key=lambda place: crossing[place] + abs(sums[place] - target)) for target in targets})
 
 
 @dataclass

@@ -153,9 +153,6 @@ def _is_neutral(graph: Graph, operands: Sequence[str], number: float) -> bool:
     return fits and graph.scalar(operands[1]) == number
 
 
-# --- pairs ---
-
-
 @at_each("Cast", "Transpose", "Reshape")
 def join_pairs(graph: Graph, node: onnx.NodeProto) -> bool:
     """Replace two successive Casts, Transposes or Reshapes by one, or by none if they cancel out."""
@@ -187,9 +184,6 @@ def join_pairs(graph: Graph, node: onnx.NodeProto) -> bool:
         inputs.append(node.input[1])
     graph.substitute(node, [graph.node(node.op_type, inputs, node.output, **attributes)])
     return True
-
-
-# --- dead code -----------------------------------------------------------------------------------------------------
 
 
 def remove_dead(graph: Graph) -> bool:
@@ -275,9 +269,6 @@ def _content(tensor: onnx.TensorProto) -> Hashable:
     bare = copied(tensor)
     bare.name = bare.doc_string = ""
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).digest()
-
-
-# --- constants --------------------------------------------------------------------------------------------------------
 
 
 GROWTH = 1 << 12  # the most bytes by which a folded value may be larger than the constants it is computed from

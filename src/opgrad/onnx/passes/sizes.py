@@ -57,9 +57,6 @@ class Shapes:
         return numbers(self(name)) if name else None
 
 
-# --- operators ---
-
-
 @rule("Shape")
 def _shape(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
     sizes, given = terms_of(shapes.graph, node.input[0]), attributes_of(node)

@@ -89,9 +89,6 @@ def fast_gelu_grad(call: Call) -> Value:
     return call.required(0) * (0.5 * (1 + t + x * (1 - t * t) * slope))
 
 
-# --- rows of probabilities ---
-
-
 RATIO = 0.5  # where the node has no ratio
 
 
@@ -134,9 +131,6 @@ def log_softmax_grad(call: Call, dy: Value, y: Value) -> Value:
 def bias_softmax(call: Call) -> Value:
     """y = softmax(x + bias), over the axes from `axis` on."""
     return biased_softmax(call)
-
-
-# --- dropout ---
 
 
 def _through_mask(call: Call, dy: Value, mask: Value, ratio: Value | None) -> Value:

@@ -171,9 +171,6 @@ def _weights_grad(window: Window, dy: Value, x: Value, group: int) -> Value:
     return body.node("Slice", dw, body.ints([0] * window.axes), body.ints(window.kernel), axes)
 
 
-# --- pooling ---
-
-
 LARGEST_WINDOW = 2**22  # elements that are counted one by one, when the form is written
 
 

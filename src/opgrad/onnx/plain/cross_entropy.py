@@ -129,9 +129,6 @@ def softmax_cross_entropy_loss_internal_grad(call: Call) -> Value:
     return grad.cast(target) if target else grad
 
 
-# --- of a linear layer ---------------------------------------------------------------------------------------------
-
-
 @lowers("LinearCrossEntropyLoss", "LinearCrossEntropyLossAndGrad")
 def linear_cross_entropy_loss(call: Call) -> Results:
     """The loss of the logits z = x @ w.T, and dx = weight * (softmax(z) - onehot(label)) @ w / W."""
@@ -148,9 +145,6 @@ def linear_cross_entropy_loss(call: Call) -> Results:
     dx = call.body.node("MatMul", slope, by_class.transpose(1, 0)).reshape(x.shape())
     loss = loss.reshape(x.shape(0, -1)) if _reduction(call) == "none" else loss
     return loss, dx.like(call.required(0))
-
-
-# --- the class axis last ---------------------------------------------------------------------------------------------
 
 
 @lowers("SoftmaxCrossEntropy")

@@ -71,9 +71,6 @@ def slice_grad(call: Call, dy: Value, shape: Value) -> Value:
     return body.node("ScatterElements", zeros, numbers.reshape([-1]), dy.reshape([-1]), axis=0).reshape(shape)
 
 
-# --- joins ---
-
-
 @lowers("ConcatTraining")
 def concat_training(call: Call) -> Results:
     """The inputs behind each other along an axis, and the length of each."""

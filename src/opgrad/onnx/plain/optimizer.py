@@ -42,16 +42,14 @@ def corrections(rate: Value, count: Value, decays: tuple[float, float], correcte
 
     Of 1 - 0.999 float32 has four digits; 1 - exp(y) is -tanh(y / 2) * (1 + exp(y)), where nothing is lost.
     """
-    first, second = (_correction(rate, count, each if corrected else 0.0) for each in decays)
-    return first, second
-
-
-def _correction(rate: Value, count: Value, decay: float) -> Value:
-    """1 - decay^count."""
-    if decay <= 0:
-        return rate.body.number(1.0, rate)
-    exponent = count.like(rate) * math.log(decay)
-    return -(exponent * 0.5).apply("Tanh") * (1 + exponent.apply("Exp"))
+    found = []
+    for decay in decays:
+        if corrected and decay > 0:
+            exponent = count.like(rate) * math.log(decay)
+            found.append(-(exponent * 0.5).apply("Tanh") * (1 + exponent.apply("Exp")))
+        else:
+            found.append(rate.body.number(1.0, rate))
+    return found[0], found[1]
 
 
 def adamw_step(
@@ -184,9 +182,6 @@ def scale(call: Call, x: Value, factor: Value) -> Value:
 def fused_matmul(call: Call) -> Value:
     """y = alpha * a @ b, either of them transposed."""
     return fused_product(call)
-
-
-# --- over many gradients ---
 
 
 @lowers("IsAllFinite")

@@ -27,8 +27,6 @@ class Direction:
         self.x, self.w, self.r = node.required(0), self.part(node.required(1)), self.part(node.required(2))
         self.lengths = None if lengths is None else lengths.cast(TensorProto.INT64)
 
-    # --- arrays ---
-
     def part(self, value: Value, axis: int = 0) -> Value:
         """What an array has for this direction."""
         return value.slice(self.index, self.index + 1, axis).squeeze(axis)
@@ -64,8 +62,6 @@ class Direction:
         steps = self.body.range(self.x.shape(0, 1).squeeze(0)).reshape([-1, 1, 1])
         return steps + later < self.lengths.reshape([1, -1, 1])
 
-    # --- steps ---
-
     def scan(self, states: Sequence[Value], sequences: Sequence[Value], step: Step, backward: bool) -> list[Value]:
         """A scan of matrices over the steps, whose results are the last states and what the steps give.
 
@@ -93,8 +89,6 @@ class Direction:
             return step(inner, *values[: len(states)], None, *values[len(states) :])
 
         return self.scan(states, sequences, without, not self.backward)
-
-    # --- products ---
 
     def sums(self, bias: Value | None) -> Value:
         """x @ W.T + bias, [steps, sequences, gates * hidden]."""
@@ -174,9 +168,6 @@ def _layer(
     return declare
 
 
-# --- LSTM ---
-
-
 @_layer("LSTMTraining", "LSTM", 4, (1, 0, 0, 1, 1))
 def _lstm_steps(own: Direction) -> list[Value]:
     """y, y_h, y_c, the cells and the gates i, o, f, g."""
@@ -249,9 +240,6 @@ def lstm_gradients(
     di, do, df, _ = dz.split(4, 2)
     dp = [(each * state).sum([0, 1], keepdims=False) for each, state in ((di, c_before), (do, c), (df, c_before))]
     return [*own.gradients(dz, dz, before, dh, dc), own.body.concat(*dp)]
-
-
-# --- GRU ---
 
 
 @_layer("GRUTraining", "GRU", 4, (1, 0, 1))

@@ -83,9 +83,6 @@ formula(
 )
 
 
-# --- the largest and the smallest, which share what several of them reach ---
-
-
 @gradient("Max", "Min", integers=True)
 def extremum(node: Node) -> Gradients:
     """dx = dy * (x == y) / number of inputs that are equal to y."""
@@ -112,9 +109,6 @@ def extreme_share(node: Node, dy: Value, y: Value, axes: list[int] | Value | Non
     reached, wide = node.x.equals(y), widened(dy)
     share = wide / reached.cast(TensorProto.INT64).sum(axes).like(wide)
     return reached.like(dy) * share.like(dy)
-
-
-# --- functions of one value ---
 
 
 formula("Identity", "dx = dy.", lambda n: n.dy, integers=True)

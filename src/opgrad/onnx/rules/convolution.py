@@ -43,9 +43,6 @@ def conv_transpose(node: Node) -> Gradients:
     return node.results("ConvTransposeGrad", 3, node.dy, node.x, node.required(1), **attributes)
 
 
-# --- pooling ---
-
-
 def _open_shape(node: Node) -> Value | None:
     """The shape of x, where the graph does not tell its sizes behind batch and channels; None where it does."""
     return node.x.shape() if known((node.x.sizes or [None] * 3)[2:]) is None else None
@@ -221,9 +218,6 @@ def tapped(node: Node, images: Value, taps: Sequence[Tap]) -> Value:
     if weight is not None:
         picked = picked * weight.like(images).unsqueeze(2)
     return node.where(inside.unsqueeze(2), picked, 0)
-
-
-# --- resizing ---
 
 
 ROI, SCALES, SIZES = 1, 2, 3  # indices of inputs

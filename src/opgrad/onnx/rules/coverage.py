@@ -130,9 +130,6 @@ def reason(domain: str, name: str) -> str | None:
     return (REFUSED | ELSEWHERE | NONE).get((domain, name))
 
 
-# --- through which no gradient goes ---
-
-
 @gradient("Floor", "Ceil", "Round", "Sign", "Hardmax", constant=ALL_INPUTS)
 @gradient("ConstantOfShape", "EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli", constant=ALL_INPUTS)
 @gradient("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "IsNaN", "IsInf", "Range", constant=ALL_INPUTS)

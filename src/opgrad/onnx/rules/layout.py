@@ -184,9 +184,6 @@ def one_hot(node: Node) -> Gradients:
     return [None, None, node.body.concat(off.reshape([1]), on.reshape([1]))]
 
 
-# --- values that are written at indices ---
-
-
 class _Places:
     """The places that a scatter writes to; other values can be read and written at the same places."""
 

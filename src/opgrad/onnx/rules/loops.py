@@ -351,9 +351,6 @@ def _reached(first: Sequence[int], following: Mapping[int, Sequence[int]]) -> se
     return found
 
 
-# --- a Scan as a Loop ---
-
-
 def as_loop(node: Node, scan: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The nodes that compute what a Scan does, by a Loop. scan: the node, as the graph has it."""
     title = node.body.free(f"{scan.name or scan.op_type}/loop")

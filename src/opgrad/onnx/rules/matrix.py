@@ -2,7 +2,6 @@
 
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from onnx import TensorProto
@@ -109,17 +108,9 @@ def gemm(node: Node) -> Gradients:
 REST = "..."  # the axes without a letter, which are broadcast against each other
 
 
-@dataclass(frozen=True)
-class _Equation:
-    """An equation with one letter for each axis of the operands and the result. rest: the letters that `...` became."""
-
-    terms: Sequence[str]
-    result: str
-    rest: str
-
-    def unused(self, count: int) -> str:
-        """Letters that the equation does not have."""
-        return "".join(each for each in string.ascii_letters if each not in "".join((*self.terms, self.result)))[:count]
+def _unused(count: int, *taken: str) -> str:
+    """Letters that are not in these texts."""
+    return "".join(each for each in string.ascii_letters if all(each not in text for text in taken))[:count]
 
 
 @gradient("Einsum")
@@ -134,50 +125,43 @@ def einsum(node: Node) -> Gradients:
         letters = left.replace(REST, "").replace(",", "")
         result = (REST if REST in left else "") + "".join(sorted(each for each in letters if letters.count(each) == 1))
     count = [node.rank(place) - len(term.replace(REST, "")) if REST in term else 0 for place, term in enumerate(terms)]
-    rest = _Equation(terms, result, "").unused(max(count))
-    written = [term.replace(REST, rest[len(rest) - own :]) for term, own in zip(terms, count, strict=True)]
-    equation = _Equation(written, result.replace(REST, rest), rest)
-    return [_gradient_of(node, equation, place) if place in node.needed else None for place in range(len(node.inputs))]
+    rest = _unused(max(count), *terms, result)  # the letters that `...` becomes
+    terms = [term.replace(REST, rest[len(rest) - own :]) for term, own in zip(terms, count, strict=True)]
+    result = result.replace(REST, rest)
+    places = range(len(node.inputs))
+    return [_gradient_of(node, terms, result, rest, place) if place in node.needed else None for place in places]
 
 
-def _gradient_of(node: Node, equation: _Equation, place: int) -> Value:
-    """The gradient of one operand."""
-    x, others = node.required(place), [index for index in range(len(equation.terms)) if index != place]
-    terms, operands = [equation.terms[index] for index in others], [node.required(index) for index in others]
-    if equation.result:
-        terms, operands = [equation.result, *terms], [node.dy, *operands]
-    own = _distinct(equation, place, x, terms, operands)
+def _gradient_of(node: Node, every: Sequence[str], result: str, rest: str, place: int) -> Value:
+    """The gradient of one operand. every: the letters of each operand's axes. rest: those that `...` became."""
+    x, others, own = node.required(place), [index for index in range(len(every)) if index != place], ""
+    terms, operands = [every[index] for index in others], [node.required(index) for index in others]
+    if result:
+        terms, operands = [result, *terms], [node.dy, *operands]
+    for axis, letter in enumerate(every[place]):
+        if letter in own:  # made distinct by an identity matrix among the operands
+            new = _unused(1, *every, own, *terms, result)
+            size = x.shape(axis, axis + 1)
+            terms.append(letter + new)
+            operands.append(node.body.number(0, x).expand(node.body.concat(size, size)).apply("EyeLike"))
+            letter = new
+        own += letter
     there = "".join(terms)
     kept = "".join(each for each in own if each in there)
     sizes, sizes_of_x = _sizes(terms, operands), dict(zip(own, sizes_of(x), strict=True))
     dx = node.body.node("Einsum", *operands, equation=f"{','.join(terms)}->{kept}") if operands else node.dy
-    dx = dx if equation.result or not operands else dx * node.dy
+    dx = dx if result or not operands else dx * node.dy
     alone = [index for index, each in enumerate(own) if each not in there]
     if alone:
-        dots = [each for each in equation.rest if each in kept and sizes[each] != 1]
+        dots = [each for each in rest if each in kept and sizes[each] != 1]
         open_ = [each for each in dots if not are_equal([sizes_of_x[each]], [sizes[each]])]
         if any(not isinstance(sizes_of_x[each], int) for each in open_):
             raise NoGradient("the graph does not tell which axes of the dots are broadcast")
         summed = [kept.index(each) for each in open_]
         dx = dx.sum(summed) if summed else dx
         return broadcast_to(dx.unsqueeze(*alone) if kept else dx, x)
-    whole = [sizes[each] if each in equation.rest or size == 1 else size for each, size in sizes_of_x.items()]
+    whole = [sizes[each] if each in rest or size == 1 else size for each, size in sizes_of_x.items()]
     return unbroadcast(dx, node.with_sizes(dx, whole), x)
-
-
-def _distinct(equation: _Equation, place: int, x: Value, terms: list[str], operands: list[Value]) -> str:
-    """The letters of an operand, made distinct: for a repeated letter an identity matrix is added to the operands."""
-    term, own = equation.terms[place], ""
-    for axis, each in enumerate(term):
-        if each not in own:
-            own += each
-            continue
-        new = _Equation([*equation.terms, own, *terms], equation.result, "").unused(1)
-        size, body = x.shape(axis, axis + 1), x.body
-        terms.append(each + new)
-        operands.append(body.number(0, x).expand(body.concat(size, size)).apply("EyeLike"))
-        own += new
-    return own
 
 
 def _sizes(terms: Sequence[str], operands: Sequence[Value]) -> dict[str, Size]:

@@ -249,8 +249,6 @@ class Node(NodeView):
         self.inputs = [self.value(name) if name else None for name in self.names]
         self.outputs = [self.value(name) if name else None for name in proto.output]
 
-    # --- what the node has ---
-
     @property
     def x(self) -> Value:
         """The first input."""
@@ -331,8 +329,6 @@ class Node(NodeView):
         """The node of the forward graph that makes a value, None if no node does."""
         return self.forward.producers.get(name)
 
-    # --- axes ---
-
     def axes(self) -> list[int] | Value | None:
         """The axes of a reduction and the like, counted from the first: an attribute or the second input.
 
@@ -358,8 +354,6 @@ class Node(NodeView):
         if not axes and not self.get("noop_with_empty_axes", 0):
             return value  # of shape (), which goes with all others
         return value.unsqueeze(*axes) if axes else value
-
-    # --- writing ---
 
     def where(self, condition: Value, x: Value | float, y: Value | float) -> Value:
         """x where the condition holds, y elsewhere."""

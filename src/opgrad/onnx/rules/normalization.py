@@ -23,9 +23,6 @@ from opgrad.onnx.rules.node import (
 FIRST_TRAINING_MODE = 14  # opset of BatchNormalization whose attribute says whether it trains
 
 
-# --- over the last axes ---
-
-
 def _full_scale(node: Node, axis: int) -> Value:
     """The scale in the shape of the normalized axes; ONNX allows any scale that broadcasts to this shape."""
     scale, x = node.required(1), node.x
@@ -122,9 +119,6 @@ def mean_variance_normalization(node: Node) -> Value:
     return (node.dy - node.dy.mean(*axes) - through) / bottom
 
 
-# --- over groups of channels ---
-
-
 def _normalized(x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
     """x without its mean, divided by its deviation along axes, and 1 / deviation."""
     centred = x - x.mean(*axes)
@@ -192,9 +186,6 @@ def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
     return reshape_like(pooled, node.x)
 
 
-# --- over the batch ---
-
-
 @gradient("BatchNormalization", constant=(3, 4))
 def batch_normalization(node: Node) -> Gradients:
     """dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)); with given statistics dx = dy * scale * inv_std."""
@@ -233,9 +224,6 @@ def _of_given_statistics(node: Node) -> Gradients:
     n = (x - mean.reshape(shape)) * inv_std.reshape(shape)
     dscale, dbias = (each.sum(axes, keepdims=False) for each in (node.dy * n, node.dy))
     return [node.dy * (factor * inv_std).reshape(shape), dscale, dbias]
-
-
-# --- dropout ---
 
 
 @gradient("Dropout", constant=(1, 2))

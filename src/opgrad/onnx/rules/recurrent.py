@@ -182,9 +182,6 @@ def _upstream(node: Node, outputs: int) -> list[Value | None]:
     return [node.dys[index] if index < len(node.dys) else None for index in range(outputs)]
 
 
-# --- in plain operators ---
-
-
 def _states(node: Node, own: Direction) -> tuple[Value, Value]:
     """The states of all steps, and those before them."""
     states = own.part(node.output(0, "_states"), 1)
