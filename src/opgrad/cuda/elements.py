@@ -114,7 +114,11 @@ def program(
     y = problem[result]
     operands = [each for each in (a, b, y) if each]
     widest = ALIGNMENT // max(DTYPES[each.dtype].itemsize for each in operands)
-    length = _vector_length(outer, n, operands, widest)
+    # Elements of a vector: up to 16 bytes' worth; fewer if rows are short, or aligned in no operand.
+    contiguous, length = [each for each in operands if each.n == 1], 1
+    if contiguous:
+        length = widest if outer == 1 else max(math.gcd(each.outer, widest) for each in contiguous)
+        length = length if n >= LONG * length else math.gcd(n, length)
     per_row = triton.cdiv(n, length)
     vectors = outer * per_row
     reach = max(vectors, *(abs(each.outer) * outer + abs(each.n) * n for each in operands))
@@ -129,16 +133,6 @@ def program(
     }  # fmt: skip
     launch = Launch(_elements, (triton.cdiv(vectors, block),), arguments, warps=WARPS, flush=True)
     return Program((launch,), regime="rows" if outer > 1 else "flat")
-
-
-def _vector_length(outer: int, n: int, operands: list[Operand], widest: int) -> int:
-    """How many elements a vector has: up to 16 bytes' worth; fewer if rows are short, or aligned in no operand."""
-    contiguous = [each for each in operands if each.n == 1]
-    if not contiguous:
-        return 1
-    if outer > 1:
-        widest = max(math.gcd(each.outer, widest) for each in contiguous)
-    return widest if n >= LONG * widest else math.gcd(n, widest)
 
 
 def _pointer(name: str, operand: Operand | None, length: int) -> dict[str, Any]:

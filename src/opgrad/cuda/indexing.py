@@ -587,17 +587,11 @@ def sum_slices(
 
 def gather_grad(problem: Problem) -> Program:
     sizes = sizes_of(problem, problem.attributes["shape"])
-    space, launches, regime = Space(), [], ""
-    checking = _checks(problem, sizes, space)
-    if sizes.pre * sizes.size * sizes.post:
-        launches, regime = _summing(problem, sizes, space)
-    return Program(launches, space.size, regime, checking, wrong_index(problem, "gather_grad", sizes.size))
-
-
-def _summing(problem: Problem, sizes: SliceSizes, space: Space) -> tuple[list[Launch], str]:
-    """The launches that write a dx of some size, and the name of their regime."""
     pre, size, count, post = sizes.pre, sizes.size, sizes.count, sizes.post
-    dy, dx, indices = problem["dy"], problem["dx"], problem["indices"]
+    dy, dx, indices, space = problem["dy"], problem["dx"], problem["indices"], Space()
+    checking, explain = _checks(problem, sizes, space), wrong_index(problem, "gather_grad", size)
+    if not pre * size * post:
+        return Program([], space.size, "", checking, explain)
     item = DTYPES[dx.dtype].itemsize
     density, known = DENSE if count >= size else SPARSE, vectors(post, dx.dtype)
     each = max(item // 4, 1) * (2 if known["VECTOR"] == 1 else 1)  # registers of a sum, with those of its address
@@ -606,9 +600,11 @@ def _summing(problem: Problem, sizes: SliceSizes, space: Space) -> tuple[list[La
     own = {"SUM": tl.float64 if dx.dtype == "float64" else tl.float32, "UNROLL": density.unroll}
     if count <= FEW and power_of_2(count) * tiles.slices <= FEW_PAIRS:
         own |= {"indices": indices, "COUNT": power_of_2(count)}
-        return [tiles.launch(sum_named, arguments | own, item)], "few indices"
+        launch = tiles.launch(sum_named, arguments | own, item)
+        return Program([launch], space.size, "few indices", checking, explain)
     ordered = sort("gather_grad", indices, count, size, space)
     arguments |= {"keys": ordered.keys, "starts": ordered.starts, "BITS": ordered.bits, "CHUNK": length_of(count)}
     long = chunked(arguments, sizes, dx.dtype, space)
     short = tiles.launch(sum_slices, arguments | own | {"CHUNKED": bool(long)}, item)
-    return [*ordered.launches, *long, short], "merged runs" if ordered.passes else "one run"
+    regime = "merged runs" if ordered.passes else "one run"
+    return Program([*ordered.launches, *long, short], space.size, regime, checking, explain)

@@ -185,9 +185,24 @@ def resized_axes(
     operator: str, x: tuple[int, ...], y: tuple[int, ...], attributes: Mapping[str, Any]
 ) -> dict[int, Resized]:
     """The axes along which y is not x; the operator's ValueError for shapes and attributes that do not go together."""
-    axes = _axes(operator, len(x), attributes["axes"])
-    scales, roi = (_numbers(operator, name, attributes[name], len(axes)) for name in ("scales", "roi"))
-    _check(operator, attributes, bool(scales), bool(roi))
+    rank, given, scales, roi = len(x), attributes["axes"], attributes["scales"], attributes["roi"]
+    axes = [axis % rank for axis in given if -rank <= axis < rank]
+    if len(set(axes)) < len(given):
+        raise ValueError(f"{operator}: axes is {given}, expected different ones from {-rank} to {rank - 1}")
+    axes = axes or list(range(rank))
+    for name, values, wanted in (("scales", scales, len(axes)), ("roi", roi, 2 * len(axes))):
+        if values and len(values) != wanted:
+            raise ValueError(f"{operator}: {name} has {len(values)} numbers, expected {wanted}")
+        if not all(math.isfinite(each) and (each > 0 or name == "roi") for each in values):
+            expected = "finite ones above 0" if name == "scales" else "finite ones"
+            raise ValueError(f"{operator}: {name} is {values}, expected {expected}")
+    if attributes["coordinate_transformation_mode"] == CROP and not roi:
+        raise ValueError(f"{operator}: roi is empty, expected the region that {CROP} takes")
+    if attributes["antialias"] and attributes["mode"] == "nearest":
+        raise ValueError(f"{operator}: antialias is True, expected mode linear or cubic with it, not nearest")
+    policy = attributes["keep_aspect_ratio_policy"]
+    if policy != "stretch" and not scales:
+        raise ValueError(f"{operator}: keep_aspect_ratio_policy is {policy}, expected scales with it: sizes lack them")
     for axis, (size, count) in enumerate(zip(x, y, strict=True)):
         scale = scales[axes.index(axis)] if scales and axis in axes else None
         if (axis not in axes and size != count) or (scale is not None and abs(size * scale - count) > 1):
@@ -201,35 +216,6 @@ def resized_axes(
         if size and count and (factor != 1 or size != count):
             found[axis] = _resized(size, count, factor, region, attributes)
     return found
-
-
-def _axes(operator: str, rank: int, axes: tuple[int, ...]) -> list[int]:
-    """The axes that scales and the region of interest are about."""
-    found = [axis % rank for axis in axes if -rank <= axis < rank]
-    if len(set(found)) < len(axes):
-        raise ValueError(f"{operator}: axes is {axes}, expected different ones from {-rank} to {rank - 1}")
-    return found or list(range(rank))
-
-
-def _numbers(operator: str, name: str, values: tuple[float, ...], axes: int) -> tuple[float, ...]:
-    wanted = axes if name == "scales" else 2 * axes
-    if values and len(values) != wanted:
-        raise ValueError(f"{operator}: {name} has {len(values)} numbers, expected {wanted}")
-    if not all(math.isfinite(each) and (each > 0 or name == "roi") for each in values):
-        expected = "finite ones above 0" if name == "scales" else "finite ones"
-        raise ValueError(f"{operator}: {name} is {values}, expected {expected}")
-    return values
-
-
-def _check(operator: str, attributes: Mapping[str, Any], scales: bool, roi: bool) -> None:
-    """Raise ValueError for attributes that contradict each other."""
-    if attributes["coordinate_transformation_mode"] == CROP and not roi:
-        raise ValueError(f"{operator}: roi is empty, expected the region that {CROP} takes")
-    if attributes["antialias"] and attributes["mode"] == "nearest":
-        raise ValueError(f"{operator}: antialias is True, expected mode linear or cubic with it, not nearest")
-    if attributes["keep_aspect_ratio_policy"] != "stretch" and not scales:
-        policy = attributes["keep_aspect_ratio_policy"]
-        raise ValueError(f"{operator}: keep_aspect_ratio_policy is {policy}, expected scales with it: sizes lack them")
 
 
 def _resized(

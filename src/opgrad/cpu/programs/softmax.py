@@ -15,7 +15,6 @@ from opgrad.cpu.kernels.softmax import columns, rows, split
 from opgrad.cpu.programs import fusing
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.layout import (
-    Loops,
     forward_layout,
     forward_streams,
     gradient_lanes,
@@ -99,7 +98,10 @@ def _forward(steps: ProgramSteps, operator: str) -> None:
         steps.steps += fusing.split_steps(steps, kernel, loops.units, dict(loops.arguments))
         return
     if layout == "columns" and is_crowded(problem, columns.WIDTH):
-        _add_panels(steps, PANELS[operator], loops)
+        units, sizes = units_of(problem, "columns", columns.WIDTH, spare_columns(problem, "y", True))
+        loops = replace(loops, units=units, unit_bytes=problem.bytes / units, arguments={**loops.arguments, **sizes})
+        panel, kept = (steps.workspace.private(count * columns.WIDTH) for count in (problem.n, columns.KEPT))
+        steps.add_loops(loops, PANELS[operator], panel=panel, kept=kept)
         return
     if kernel is columns.softmax_columns and not keeps_column(problem.n, loops.lanes):
         kernel = columns.softmax_long_columns
@@ -125,14 +127,6 @@ def _memory(steps: ProgramSteps, kernel: Kernel, layout: str, width: int) -> dic
         },
     }["transposed" if layout == "interleaved" else layout]
     return {name: private(size) for name, size in sizes.items() if name in kernel.parameters}
-
-
-def _add_panels(steps: ProgramSteps, kernel: Kernel, loops: Loops) -> None:
-    problem, private = steps.problem, steps.workspace.private
-    units, sizes = units_of(problem, "columns", columns.WIDTH, spare_columns(problem, "y", True))
-    loops = replace(loops, units=units, unit_bytes=problem.bytes / units, arguments={**loops.arguments, **sizes})
-    panel, kept = private(problem.n * columns.WIDTH), private(columns.KEPT * columns.WIDTH)
-    steps.add_loops(loops, kernel, panel=panel, kept=kept)
 
 
 def _gradient(steps: ProgramSteps, operator: str) -> None:
