@@ -15,7 +15,7 @@ from opgrad.onnx.graph.inference import WRITTEN
 from opgrad.onnx.rules.coverage import zero
 from opgrad.onnx.rules.node import RULES
 from opgrad.onnxruntime import InferenceSession
-from opgrad.onnxruntime.runners import NATIVE, operators
+from opgrad.onnxruntime.loading import NATIVE, operators
 
 BERT = """bert (int64[batch, seq] ids, int64[batch, seq] segments, int64[batch, seq] mask) => (float y) {
     m = Cast <to = 6> (mask)\n i = Cast <to = 6> (ids)\n s = Cast <to = 6> (segments)

@@ -19,7 +19,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from opgrad.cli.inspection import inspect
 from opgrad.onnxruntime import lower
-from opgrad.onnxruntime.runners import lower_file
+from opgrad.onnxruntime.loading import lower_file
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.files.artifact_set import FILES

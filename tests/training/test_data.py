@@ -19,8 +19,7 @@ from bench import figures
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.loading import read_model
 from opgrad.onnxruntime import InferenceSession
-from opgrad.onnxruntime.loading import open_session
-from opgrad.onnxruntime.runners import lower_file
+from opgrad.onnxruntime.loading import lower_file, open_session
 from opgrad.training import ArtifactSet, Dataset, TensorSpec, Trainer, read_checkpoint
 from opgrad.training.artifacts import generate_artifacts
 from opgrad.training.engine.evaluation import check_labels, class_count

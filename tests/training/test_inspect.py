@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from opgrad.cli.app import app
 from opgrad.cli.inspection import inspect
-from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, operators
+from opgrad.onnxruntime.loading import LOWERING, NATIVE, NOBODY, OPGRAD, operators
 
 HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
 

@@ -23,7 +23,7 @@ from opgrad.base.files import finish_interrupted, replace_file, staged
 from opgrad.cli import compile as packing
 from opgrad.cli.app import app
 from opgrad.onnx.plain import lowering
-from opgrad.onnxruntime.runners import lower_file
+from opgrad.onnxruntime.loading import lower_file
 from opgrad.training import ArtifactSet, Checkpoint, Trainer, write_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.engine import export

@@ -135,7 +135,7 @@ def lower(
     Example: opgrad lower examples/digits/training_model.onnx -o plain.onnx
     """
     from opgrad.cli import text
-    from opgrad.onnxruntime import LOWERED, NOT_LOWERED, runners
+    from opgrad.onnxruntime import LOWERED, NOT_LOWERED, loading
 
     if show_list:
         typer.echo("\n".join([*sorted(LOWERED), "", *(f"{name}: {why}" for name, why in sorted(NOT_LOWERED.items()))]))
@@ -143,7 +143,7 @@ def lower(
     if model is None or output is None:
         raise typer.BadParameter("expected MODEL and --output, or --list")
     with made_folder(output.absolute().parent):
-        lowered = runners.lower_file(model, output, operator or None)
+        lowered = loading.lower_file(model, output, operator or None)
     screen = console()
     text.fit(screen)
     table = Table("operator", title=f"lowered in {output}", title_justify="left")

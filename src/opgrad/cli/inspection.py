@@ -22,8 +22,7 @@ from opgrad.onnx.graph.loading import check_sizes, read_model
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnxruntime import NOT_LOWERED
 from opgrad.onnxruntime.exact_products import note
-from opgrad.onnxruntime.loading import open_session
-from opgrad.onnxruntime.runners import LOWERING, NATIVE, NOBODY, OPGRAD, ModelOperator, operators
+from opgrad.onnxruntime.loading import LOWERING, NATIVE, NOBODY, OPGRAD, ModelOperator, open_session, operators
 from opgrad.training.engine.training_graph import Fused, fuse_nodes, session_options
 from opgrad.training.files.artifact_set import BUFFER_SUFFIX, FILES, RESET, read_rule, tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint, data_of, read_checkpoint

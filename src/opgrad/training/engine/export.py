@@ -15,7 +15,7 @@ from opgrad.onnx.graph.loading import read_model
 from opgrad.onnx.graph.messages import FEW_BITS, LARGE, copied, import_microsoft, size_of
 from opgrad.onnx.graph.nodes import needed, read_by
 from opgrad.onnxruntime import loading
-from opgrad.onnxruntime.runners import ELEMENT_TYPES
+from opgrad.onnxruntime.loading import ELEMENT_TYPES
 from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.tensor_values import (
