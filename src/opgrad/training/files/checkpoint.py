@@ -75,7 +75,9 @@ def replace_files(path: Path, root: checkpoint_tables.Values, outside: bool) -> 
             if new is not None and data_of(path) != new:
                 new.unlink(missing_ok=True)
             raise
-        for unused in {*_left(path), *([] if old is None else [old])} - {new}:
+        # Values of checkpoints that are gone; a file without a digest in its name may be somebody else's.
+        left = {path.with_name(name) for name in beside(path.parent, path.name) if name != data_path(path).name}
+        for unused in (left if old is None else {*left, old}) - {new}:
             with suppress(OSError):  # the checkpoint stands
                 unused.unlink()
 
@@ -111,11 +113,6 @@ def _data_of(path: Path, root: checkpoint_tables.Values) -> Path | None:
     if digest and not re.fullmatch("[0-9a-f]{64}", digest):
         raise checkpoint_tables.Damaged("is damaged, the digest of its values is none")
     return data_path(path, digest) if root["model"]["outside"] else None
-
-
-def _left(path: Path) -> list[Path]:
-    """Files with values of checkpoints that are gone; one without a digest in its name may be somebody else's."""
-    return [path.with_name(name) for name in beside(path.parent, path.name) if name != data_path(path).name]
 
 
 def _write_values(path: Path, root: checkpoint_tables.Values) -> Path:
@@ -309,7 +306,24 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | PathLike[str], *, exter
 def _root(checkpoint: Checkpoint) -> checkpoint_tables.Values:
     if twice := checkpoint.trainable.keys() & checkpoint.frozen.keys():
         raise ValueError(f"write_checkpoint: {min(twice)!r} is both trainable and frozen")
-    empty = checkpoint.nominal
+    empty, groups = checkpoint.nominal, []
+    for name, group in checkpoint.optimizers.items():
+        moments = [
+            {"parameter": _text("name", parameter), "tensors": [_tensor(*each) for each in arrays.items()]}
+            for parameter, arrays in group.moments.items()
+        ]
+        rate = as_float32(f"write_checkpoint: learning_rate of {name!r}", group.learning_rate)
+        step = _integer(f"step of {name!r}", group.step)
+        groups.append({"name": _text("name", name), "step": step, "learning_rate": rate, "moments": moments})
+    bag: checkpoint_tables.Values = {"integers": [], "floats": [], "texts": []}
+    for name, value in checkpoint.properties.items():
+        what, key = f"property {name!r}", _text("name", name)
+        if isinstance(value, str):
+            bag["texts"].append({"name": key, "value": _text(what, value)})
+        elif isinstance(value, numbers.Integral | np.bool_):
+            bag["integers"].append({"name": key, "value": _integer(what, value)})
+        else:
+            bag["floats"].append({"name": key, "value": as_float32(f"write_checkpoint: {what}", value)})
     return {
         "version": checkpoint_tables.VERSION,
         "model": {
@@ -317,21 +331,8 @@ def _root(checkpoint: Checkpoint) -> checkpoint_tables.Values:
             "frozen": [_tensor(name, array, empty) for name, array in checkpoint.frozen.items()],
             "nominal": checkpoint.nominal,
         },
-        "optimizers": [_state(name, group) for name, group in checkpoint.optimizers.items()],
-        "properties": _properties(checkpoint.properties) if checkpoint.properties else None,
-    }
-
-
-def _state(name: str, group: OptimizerGroup) -> checkpoint_tables.Values:
-    moments = [
-        {"parameter": _text("name", parameter), "tensors": [_tensor(*each) for each in arrays.items()]}
-        for parameter, arrays in group.moments.items()
-    ]
-    return {
-        "name": _text("name", name),
-        "step": _integer(f"step of {name!r}", group.step),
-        "learning_rate": as_float32(f"write_checkpoint: learning_rate of {name!r}", group.learning_rate),
-        "moments": moments,
+        "optimizers": groups,
+        "properties": bag if checkpoint.properties else None,
     }
 
 
@@ -345,19 +346,6 @@ def _tensor(name: str, array: np.ndarray, empty: bool = False) -> checkpoint_tab
         raise TypeError(f"write_checkpoint: {name!r} has dtype {array.dtype}, expected one of {expected}")
     values = {"name": _text("name", name), "dims": list(array.shape), "element_type": element_type, "data": array}
     return values | {"dims": [], "data": np.empty(0, array.dtype)} if empty else values
-
-
-def _properties(properties: Mapping[str, int | float | str]) -> checkpoint_tables.Values:
-    bag: checkpoint_tables.Values = {"integers": [], "floats": [], "texts": []}
-    for name, value in properties.items():
-        what, key = f"property {name!r}", _text("name", name)
-        if isinstance(value, str):
-            bag["texts"].append({"name": key, "value": _text(what, value)})
-        elif isinstance(value, numbers.Integral | np.bool_):
-            bag["integers"].append({"name": key, "value": _integer(what, value)})
-        else:
-            bag["floats"].append({"name": key, "value": as_float32(f"write_checkpoint: {what}", value)})
-    return bag
 
 
 def _text(what: str, value: Any) -> str:

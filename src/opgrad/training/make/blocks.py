@@ -8,7 +8,7 @@ import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,7 @@ def building(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
         _current.reset(token)
 
 
-@contextmanager
-def base(model: onnx.ModelProto) -> Iterator[ModelAccessor]:
+def base(model: onnx.ModelProto) -> AbstractContextManager[ModelAccessor]:
     """Let blocks build on a copy of a model.
 
     Gives a `ModelAccessor`, whose `model` is the copy. Raises TypeError for another model, RuntimeError inside
@@ -127,20 +126,17 @@ def base(model: onnx.ModelProto) -> Iterator[ModelAccessor]:
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"base: model is of type {type(model).__name__}, expected onnx.ModelProto")
-    with building(ModelAccessor(copied(model))) as accessor:
-        yield accessor
+    return building(ModelAccessor(copied(model)))
 
 
-@contextmanager
-def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
+def empty_base(opset_version: int | None = None) -> AbstractContextManager[ModelAccessor]:
     """Let blocks build a new model.
 
     opset_version: of ai.onnx; None: the newest that onnx has.
 
     Gives a `ModelAccessor`. Raises RuntimeError inside another `base` or `empty_base`.
     """
-    with building(ModelAccessor(empty_model(opset_version))) as accessor:
-        yield accessor
+    return building(ModelAccessor(empty_model(opset_version)))
 
 
 def empty_model(opset_version: int | None = None) -> onnx.ModelProto:
