@@ -408,10 +408,10 @@ def run_copy(copy, script, **variables):
 
 DIGESTS = """
 from opgrad.cpu.compiler import sources
-from opgrad.cpu.kernels import activation, gather
+from opgrad.cpu.kernels import activation, indexing
 from opgrad.cpu.kernels.softmax import rows
 
-for function in activation.relu, rows.softmax_rows, gather.SLICES_BY_TARGET[0]:
+for function in activation.relu, rows.softmax_rows, indexing.SLICES_BY_TARGET[0]:
     print(sources.digest(function.function).hex())
 """
 

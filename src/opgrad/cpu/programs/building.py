@@ -8,7 +8,6 @@ from opgrad.contract import DTYPES
 from opgrad.contract.signature import Explain, Problem
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.loops.map import BLOCK, fill_zeros
 from opgrad.cpu.programs.layout import Loops, precision
 from opgrad.cpu.runtime.plan import Program, Step, Tables, Workspace, ceil_div, round_up, shared_out, streams
@@ -102,8 +101,12 @@ class ProductSteps(ProgramSteps):
     """The steps of a program that multiplies matrices. width: columns of a panel of packed rows."""
 
     def __init__(self, problem: Problem, computed_in: str = ""):
+        from opgrad.cpu.kernels.gemm import (
+            VECTORS,
+        )  # this import asks for the CPU, which programs of all kinds need not
+
         super().__init__(problem, computed_in)
-        self.width = gemm.VECTORS * self.lanes
+        self.width = VECTORS * self.lanes
 
     def panels(self, depth: int, columns: int) -> tuple[int, int]:
         """How many panels so many columns of packed rows take, and the numbers of a panel of `depth` rows."""
