@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ PACKAGES = ("opgrad", "numpy", "ml_dtypes", "numba", "llvmlite", "onnxruntime", 
 
 def describe() -> dict[str, Any]:
     """The machine as a result file keeps it."""
-    from opgrad.cpu.compiler.decorators import host, vector_bytes
+    from opgrad.cpu.compiler.target import host, vector_bytes
     from opgrad.cpu.runtime.plan import caches
 
     name, features = host()
-    present = features.split(",")
+    present, cpu = features.split(","), platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu,
         "llvm_cpu": name,
         "architecture": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
@@ -45,16 +49,6 @@ def versions(more: Sequence[str] = ()) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[package] = getattr(sys.modules.get(package), "__version__", None)
     return found
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 # --- CUDA -----------------------------------------------------------------------------------------------------------
@@ -86,13 +80,18 @@ def cuda_device() -> dict[str, Any]:
     """PyTorch's current CUDA device as a result file keeps it."""
     torch = importlib.import_module("torch")
     found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    tool, version_of_driver = shutil.which("nvidia-smi"), None
+    if tool is not None:
+        command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        version_of_driver = None if done.returncode else done.stdout.split()[0]
     return {
         "name": found.name,
         "capability": f"{found.major}.{found.minor}",
         "multiprocessors": found.multi_processor_count,
         "memory": found.total_memory,
         "l2": found.L2_cache_size,
-        "driver": _nvidia_driver(),
+        "driver": version_of_driver,
         "cuda": torch.version.cuda,
     }
 
@@ -106,13 +105,3 @@ def _cuda_devices() -> int | None:
     count = ctypes.c_int()
     shown = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
     return count.value if shown else 0
-
-
-def _nvidia_driver() -> str | None:
-    """The driver's version; None where no nvidia-smi tells."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return None if done.returncode else done.stdout.split()[0]

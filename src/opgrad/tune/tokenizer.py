@@ -150,7 +150,12 @@ class Tokenizer:
             self._tokenizer.no_padding()
         config = read_json(folder / "tokenizer_config.json")
         self.special = {name: text for name in SPECIAL if (text := _text(config.get(name))) is not None}
-        self.ends = self._ends(*(read_json(folder / name) for name in CONFIGS))
+        named = [self._tokenizer.token_to_id(self.special.get("eos_token", ""))]
+        for found in (read_json(folder / name) for name in CONFIGS):
+            inner = found.get("model")
+            given = (inner if isinstance(inner, dict) else found).get("eos_token_id")
+            named += given if isinstance(given, list) else [given]
+        self.ends = list(dict.fromkeys(each for each in named if type(each) is int))
         self.end = self.ends[0] if self.ends else None
         self.template = _template(folder, config, self.special)
 
@@ -163,16 +168,6 @@ class Tokenizer:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise ValueError(f"{WHO}: {self._path} {what}: {' '.join(str(error).split())}") from None
-
-    def _ends(self, *configs: dict[str, Any]) -> list[int]:
-        """The tokens that end a text, as the files of the folder name them."""
-        named = self._tokenizer.token_to_id(self.special.get("eos_token", ""))
-        found = [] if named is None else [named]
-        for config in configs:
-            inner = config.get("model")
-            given = (inner if isinstance(inner, dict) else config).get("eos_token_id")
-            found += [each for each in (given if isinstance(given, list) else [given]) if type(each) is int]
-        return list(dict.fromkeys(found))
 
     @property
     def size(self) -> int:
