@@ -68,7 +68,15 @@ def with_gradients(
     before = (*sources, *(each.name for each in forward.graph.output))
     body = GraphBody(forward.opset, forward.names(), plain)
     found = differentiate(forward, body, {name: _seed(forward, body, name) for name in sources}, targets)
-    outputs = {name: _output(forward, body, name, value) for name, value in found.items()}
+    outputs: dict[str, onnx.ValueInfoProto] = {}
+    for name, value in found.items():
+        wanted = name + SUFFIX
+        if value.name != wanted:
+            wanted = body.free(wanted)
+            body.nodes.append(helper.make_node("Identity", [value.name], [wanted], f"{wanted}/Identity"))
+        body.infos.pop(wanted, None)
+        kind = forward.element_type(name) or value.element_type or TensorProto.FLOAT
+        outputs[name] = helper.make_tensor_value_info(wanted, kind, forward.sizes(name))
     append(forward, body, list(outputs.values()))
     graph = forward.again(overridable(model).union(targets), {*targets, *before, *ends})
     passes.tidy(graph)
@@ -128,8 +136,16 @@ def prepared(simple: Graph, of: Sequence[str], wanted: Sequence[str], in_tiles: 
     Raises ValueError for a name that the graph does not have.
     """
     forward = simple.again(wanted)
+    values = {each.name for each in forward.graph.input} | forward.initializers.keys() | forward.producers.keys()
     for name in (*of, *wanted):
-        _check(forward, name)
+        if name not in values:
+            near = difflib.get_close_matches(name, values, 3)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise ValueError(f"{WHO}: the graph has no value {name!r}{hint}")
+        kind = forward.element_type(name)
+        if kind is not None and kind not in FLOATS:
+            found = TensorProto.DataType.Name(kind)
+            raise ValueError(f"{WHO}: {name!r} has elements of type {found}, expected a float type")
     expanded = expand(forward, of, wanted)
     return with_attention(expanded, of, wanted)[0] if in_tiles else expanded
 
@@ -146,21 +162,6 @@ def with_attention(forward: Graph, of: Sequence[str], wanted: Sequence[str]) -> 
     graph.refresh()
     passes.clean(graph)
     return graph.again(wanted), found
-
-
-def _check(forward: Graph, name: str) -> None:
-    """Raise ValueError unless the graph has a value of this name, of float type."""
-    inputs = {each.name for each in forward.graph.input}
-    values = inputs | forward.initializers.keys() | forward.producers.keys()
-    if name not in values:
-        near = difflib.get_close_matches(name, values, 3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise ValueError(f"{WHO}: the graph has no value {name!r}{hint}")
-    kind = forward.element_type(name)
-    if kind is not None and kind not in FLOATS:
-        raise ValueError(
-            f"{WHO}: {name!r} has elements of type {TensorProto.DataType.Name(kind)}, expected a float type"
-        )
 
 
 def _seed(forward: Graph, body: GraphBody, name: str) -> Value:
@@ -188,17 +189,6 @@ def differentiate(forward: Graph, body: GraphBody, seeds: dict[str, Value], want
             f"{' and '.join(map(repr, apart))}: no differentiable way leads from there to it"
         )
     return values
-
-
-def _output(forward: Graph, body: GraphBody, name: str, value: Value) -> onnx.ValueInfoProto:
-    """The output with a gradient, under its name."""
-    wanted = name + SUFFIX
-    if value.name != wanted:
-        wanted = body.free(wanted)
-        body.nodes.append(helper.make_node("Identity", [value.name], [wanted], f"{wanted}/Identity"))
-    body.infos.pop(wanted, None)
-    kind = forward.element_type(name) or value.element_type or TensorProto.FLOAT
-    return helper.make_tensor_value_info(wanted, kind, forward.sizes(name))
 
 
 def append(forward: Graph, body: GraphBody, outputs: Sequence[onnx.ValueInfoProto]) -> None:

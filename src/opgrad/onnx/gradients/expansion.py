@@ -149,11 +149,9 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     ruled = [key for key in own if key in RULES]
     if not own - set(ruled):
         return model
-    return (
-        inliner.inline_selected_functions(model, ruled, exclude=True)
-        if ruled
-        else inliner.inline_local_functions(model)
-    )
+    if not ruled:
+        return inliner.inline_local_functions(model)
+    return inliner.inline_selected_functions(model, ruled, exclude=True)
 
 
 def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:

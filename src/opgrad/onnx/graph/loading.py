@@ -65,7 +65,9 @@ def check_and_repair(model: onnx.ModelProto, what: str) -> None:
 
 
 def _repair(model: onnx.ModelProto, what: str) -> None:
-    make_dense(model, what)
+    for sparse in model.graph.sparse_initializer:
+        model.graph.initializer.append(_dense(sparse, f"{what}: the sparse initializer {sparse.values.name!r}"))
+    del model.graph.sparse_initializer[:]
     mend(model)
     align_functions(model, what)
     one_output(model)
@@ -303,17 +305,8 @@ def _sort(graph: onnx.GraphProto) -> None:
 MOST = 2**31  # bytes of a dense one, the most that a model's file holds
 
 
-def make_dense(model: onnx.ModelProto, what: str) -> None:
-    """Replace the sparse initializers of a model by dense ones, in place.
-
-    what: the caller and the model's name, for messages. Raises ValueError for one that is damaged or too large.
-    """
-    for sparse in model.graph.sparse_initializer:
-        model.graph.initializer.append(_dense(sparse, f"{what}: the sparse initializer {sparse.values.name!r}"))
-    del model.graph.sparse_initializer[:]
-
-
 def _dense(sparse: onnx.SparseTensorProto, what: str) -> onnx.TensorProto:
+    """The dense form of a sparse initializer. Raises ValueError for one that is damaged or too large."""
     for name, tensor in (("values", sparse.values), ("indices", sparse.indices)):
         if uses_external_data(tensor):
             raise ValueError(f"{what} has its {name} in another file, expected in the model")

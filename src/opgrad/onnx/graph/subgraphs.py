@@ -71,7 +71,16 @@ class Enclosed:
             else:
                 model.graph.input.add(name=name).type.CopyFrom(self._type(name))
         for value, kind in zip(model.graph.input, self._given(), strict=False):
-            self._declare(value, kind)
+            # What the graph around does not tell stays as the body has it.
+            told = value.type.tensor_type
+            if kind.WhichOneof("value") is None:
+                kind = value.type
+            elif kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape") and told.HasField("shape"):
+                sizes = [size.dim_value or None for size in told.shape.dim]
+                kind = helper.make_tensor_type_proto(kind.tensor_type.elem_type, self._all_named(sizes, value.name))
+            elif kind.HasField("sequence_type") and not kind.sequence_type.elem_type.tensor_type.HasField("shape"):
+                kind = value.type if value.type.HasField("sequence_type") else kind
+            value.type.CopyFrom(kind)
         if node.op_type == SCAN:  # whose states have the same shapes before and after each step
             for value, result in zip(model.graph.input[: state_count(node)], model.graph.output, strict=False):
                 result.type.CopyFrom(value.type)
@@ -143,18 +152,6 @@ class Enclosed:
         made = f"{name}:{axis}"
         self.made.add(made)
         return made
-
-    def _declare(self, value: onnx.ValueInfoProto, kind: TypeProto) -> None:
-        """Declare the type of an input of the body; what the graph around does not tell stays as the body has it."""
-        told = value.type.tensor_type
-        if kind.WhichOneof("value") is None:
-            kind = value.type
-        elif kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape") and told.HasField("shape"):
-            sizes = [size.dim_value or None for size in told.shape.dim]
-            kind = helper.make_tensor_type_proto(kind.tensor_type.elem_type, self._all_named(sizes, value.name))
-        elif kind.HasField("sequence_type") and not kind.sequence_type.elem_type.tensor_type.HasField("shape"):
-            kind = value.type if value.type.HasField("sequence_type") else kind
-        value.type.CopyFrom(kind)
 
     def _states_changed(self, graph: onnx.GraphProto) -> bool:
         """Whether the body changes the sizes of a state, which are then forgotten in `graph`."""

@@ -14,6 +14,8 @@ from opgrad.onnx.plain import (  # noqa: F401
     quantized,
     recurrent,
 )
-from opgrad.onnx.plain.lowering import FORMS, NOT_LOWERED, lower  # noqa: F401
+from opgrad.onnx.plain.lowering import FORMS
+from opgrad.onnx.plain.lowering import NOT_LOWERED as NOT_LOWERED
+from opgrad.onnx.plain.lowering import lower as lower
 
 LOWERED = tuple(sorted(name for _, name in FORMS))

@@ -129,26 +129,22 @@ def conv_transpose_grad(call: Call, dy: Value, x: Value, w: Value) -> Results:
     more = list(call.get("output_padding") or [0] * window.axes)
     told = window.auto_pad in ("NOTSET", "VALID") and not call.get("output_shape")
     if not told or any(extra >= stride for extra, stride in zip(more, window.strides, strict=True)):
-        dy = _under_windows(window, dy, x.shape(2), more, told)
+        # What the windows of X stand on: dY with its padding, no longer than they reach.
+        body, none = call.body, call.body.ints([0, 0])
+        reach = (x.shape(2) - 1) * body.ints(window.strides) + body.ints(window.widths)
+        if told:
+            before = body.ints(window.begin or [])
+        else:
+            total = body.node("Max", reach + body.ints(more) - dy.shape(2), body.ints([0]))
+            before = (total if window.auto_pad == "SAME_UPPER" else total + 1) / 2
+        behind = body.node("Max", reach - before - dy.shape(2), body.ints([0]))
+        padded = body.node("Pad", dy, body.concat(none, before, none, behind))
+        axes = body.ints(range(2, 2 + window.axes))
+        dy = body.node("Slice", padded, body.ints([0] * window.axes), reach, axes)
         window.begin = window.end = [0] * window.axes
     pads = [*(window.begin or []), *(window.end or [])]
     dx = call.body.node("Conv", dy, w, group=group, pads=pads, **window.attributes())
     return dx, _weights_grad(window, x, dy, group), db
-
-
-def _under_windows(window: Window, dy: Value, x_sizes: Value, more: Sequence[int], told: bool) -> Value:
-    """What the windows of X stand on: dY with its padding, no longer than they reach. told: by the attribute pads."""
-    body, none = dy.body, dy.body.ints([0, 0])
-    reach = (x_sizes - 1) * body.ints(window.strides) + body.ints(window.widths)
-    if told:
-        before = body.ints(window.begin or [])
-    else:
-        total = body.node("Max", reach + body.ints(more) - dy.shape(2), body.ints([0]))
-        before = (total if window.auto_pad == "SAME_UPPER" else total + 1) / 2
-    behind = body.node("Max", reach - before - dy.shape(2), body.ints([0]))
-    padded = body.node("Pad", dy, body.concat(none, before, none, behind))
-    axes = body.ints(range(2, 2 + window.axes))
-    return body.node("Slice", padded, body.ints([0] * window.axes), reach, axes)
 
 
 def _weights_grad(window: Window, dy: Value, x: Value, group: int) -> Value:

@@ -20,6 +20,7 @@ from opgrad.onnx.rules.node import (
 
 SPLIT_SIZES_ARE_INPUT = 13  # opset
 AXES_OF_PAD = 3  # the index of this input
+REDUCTIONS = ("none", "add", "mul", "max", "min")  # of Scatter
 
 
 @gradient("Reshape", "Flatten", "Squeeze", "Unsqueeze", constant=(1,), integers=True)
@@ -184,26 +185,6 @@ def one_hot(node: Node) -> Gradients:
     return [None, None, node.body.concat(off.reshape([1]), on.reshape([1]))]
 
 
-class _Places:
-    """The places that a scatter writes to; other values can be read and written at the same places."""
-
-    def __init__(self, node: Node):
-        self._node = node
-        self._tuples = node.proto.op_type == "ScatterND"
-        self._axis = {} if self._tuples else {"axis": node.get("axis", 0)}
-
-    def read(self, values: Value) -> Value:
-        """The values at the places."""
-        op = "GatherND" if self._tuples else "GatherElements"
-        return self._node.body.node(op, values, self._node.required(1), **self._axis)
-
-    def write(self, values: Value, updates: Value, reduction: str = "none") -> Value:
-        """The values, with updates at the places."""
-        op = "ScatterND" if self._tuples else "ScatterElements"
-        mode = {} if reduction == "none" else {"reduction": reduction}
-        return self._node.body.node(op, values, self._node.required(1), updates, **self._axis, **mode)
-
-
 @gradient("Scatter", "ScatterElements", "ScatterND", constant=(1,), integers=True)
 def scatter(node: Node) -> Gradients:
     """ddata = dy where nothing was written, or also there, if it was combined; dupdates = dy at the places."""
@@ -214,42 +195,33 @@ def scatter(node: Node) -> Gradients:
         raise NoGradient(f"its reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
     if reduction in ("add", "mul") and node.x.element_type not in (None, *FLOATS):
         raise NoGradient("it computes with integers of a quantized tensor, expected DequantizeLinear before it")
-    if reduction not in ("none", "add"):
-        node = node.wide()
-    return REDUCTIONS[reduction](node, _Places(node))
+    node = node if reduction in ("none", "add") else node.wide()
+    data, index, updates, dy = node.x, node.required(1), node.required(2), node.dy
+    ending = "ND" if node.proto.op_type == "ScatterND" else "Elements"
+    axis = {} if ending == "ND" else {"axis": node.get("axis", 0)}
 
+    def read(values: Value) -> Value:
+        return node.body.node(f"Gather{ending}", values, index, **axis)
 
-def _replaced(node: Node, places: _Places) -> Gradients:
-    zeros = filled_like(node.required(2), 0, node.dy)
-    return [places.write(node.dy, zeros), None, places.read(node.dy)]
+    def write(values: Value, updates: Value, **mode: str) -> Value:
+        return node.body.node(f"Scatter{ending}", values, index, updates, **axis, **mode)
 
-
-def _added(node: Node, places: _Places) -> Gradients:
-    return [node.dy, None, places.read(node.dy)]
-
-
-def _multiplied(node: Node, places: _Places) -> Gradients:
-    """The product of all other factors, which is not y / update where an update is 0."""
-    data, updates, dy = node.x, node.required(2), node.dy
-    zero = updates.equals(0)
-    zeros = places.read(places.write(filled_like(data, 0), zero.like(updates), "add"))
-    factors = places.write(ones_like(data), updates, "mul")
-    filled = node.where(zero, 1, updates)
-    rest = places.read(places.write(data, filled, "mul"))
-    others = node.where(zero, node.where(zeros.equals(1), rest, 0), node.where(zeros.equals(0), rest / filled, 0))
-    return [dy * factors, None, places.read(dy) * others]
-
-
-def _extreme(node: Node, places: _Places) -> Gradients:
-    """dy, shared by what is equal to the result."""
-    data, updates = node.x, node.required(2)
-    kept = data.equals(node.y).like(node.dy)
-    won = updates.equals(places.read(node.y)).like(node.dy)
-    share = node.dy / places.write(kept, won, "add")
-    return [share * kept, None, places.read(share) * won]
-
-
-REDUCTIONS = {"none": _replaced, "add": _added, "mul": _multiplied, "max": _extreme, "min": _extreme}
+    if reduction == "none":
+        return [write(dy, filled_like(updates, 0, dy)), None, read(dy)]
+    if reduction == "add":
+        return [dy, None, read(dy)]
+    if reduction == "mul":  # the product of all other factors, which is not y / update where an update is 0
+        zero = updates.equals(0)
+        zeros = read(write(filled_like(data, 0), zero.like(updates), reduction="add"))
+        factors = write(ones_like(data), updates, reduction="mul")
+        filled = node.where(zero, 1, updates)
+        rest = read(write(data, filled, reduction="mul"))
+        others = node.where(zero, node.where(zeros.equals(1), rest, 0), node.where(zeros.equals(0), rest / filled, 0))
+        return [dy * factors, None, read(dy) * others]
+    kept = data.equals(node.y).like(dy)  # dy is shared by what is equal to the result
+    won = updates.equals(read(node.y)).like(dy)
+    share = dy / write(kept, won, reduction="add")
+    return [share * kept, None, read(share) * won]
 
 
 @gradient("SequenceConstruct")
