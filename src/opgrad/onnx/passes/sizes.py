@@ -222,7 +222,7 @@ def simplify_shapes(graph: Graph) -> bool:
     """Replace arrays of known sizes, and the shapes that Reshape reads, by initializers."""
     shapes, changed = Shapes(graph), False
     for node in list(graph.nodes()):
-        if domain_of(node) or not node.output:
+        if node.op_type not in RULES or domain_of(node) or not node.output:
             continue
         name, found = node.output[0], None
         sizes = graph.sizes(name)
@@ -235,7 +235,7 @@ def simplify_shapes(graph: Graph) -> bool:
                 changed = True
                 continue
         dtype, is_small = graph.element_type(name), sizes is not None and len(sizes) < 2
-        is_result = node.op_type in RULES and len(node.output) == 1 and name not in graph.kept
+        is_result = len(node.output) == 1 and name not in graph.kept
         if is_result and dtype in INTEGERS and is_small:
             known = numbers(shapes(name))
             if known is not None:
@@ -297,31 +297,23 @@ def _part(graph: Graph, shapes: Shapes, node: onnx.NodeProto, name: str) -> Axis
     sizes = graph.sizes(name)
     if domain_of(node) or sizes is None or node.op_type not in ("Slice", "Gather") or node.input[0] != name:
         return None
-    axis, start, end = _place(graph, shapes, node) or (0, None, None)
+    is_gather = node.op_type == "Gather"
+    if is_gather:
+        index, axis = graph.constant(node.input[1]), attributes_of(node).get("axis", 0)
+        ends = [] if index is None or index.ndim else [int(index), int(index) + 1]
+    else:
+        limits = slice_limits(shapes, node)
+        axis, *found = limits[0] if limits is not None and len(limits) == 1 else (0,)
+        ends = [each.number for each in found if each is not None and each.number is not None]
+        ends = ends[:2] if len(ends) == 3 and ends[2] == 1 else []
     size = sizes[axis] if -len(sizes) <= axis < len(sizes) else None
-    if start is None or end is None or not isinstance(size, int):
+    if not ends or not isinstance(size, int):
         return None
-    if node.op_type == "Gather":
-        start = start % size if -size <= start < size else size
+    if is_gather:
+        start = ends[0] % size if -size <= ends[0] < size else size
         return AxisPart(node, axis % len(sizes), start, start + 1, squeezed=True)
-    start, end = (min(max(each + size if each < 0 else each, 0), size) for each in (start, end))
+    start, end = (min(max(each + size if each < 0 else each, 0), size) for each in ends)
     return AxisPart(node, axis % len(sizes), start, end)
-
-
-def _place(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> tuple[int, int, int] | None:
-    """The axis, start and end of the part that a node takes, as the node gives them: they may be negative."""
-    if node.op_type == "Gather":
-        index = graph.constant(node.input[1])
-        place = None if index is None or index.ndim else int(index)
-        return None if place is None else (attributes_of(node).get("axis", 0), place, place + 1)
-    limits = slice_limits(shapes, node)
-    if limits is None or len(limits) != 1:
-        return None
-    axis, *terms = limits[0]
-    numbers = [term.number for term in terms if term is not None]
-    if len(numbers) < 3 or None in numbers or numbers[2] != 1:
-        return None
-    return axis, numbers[0] or 0, numbers[1] or 0
 
 
 def _write(graph: Graph, name: str, parts: list[AxisPart]) -> None:
