@@ -1,11 +1,18 @@
-"""What is asked of each operating system, here of libraries that only write it down; and of this one in earnest."""
+"""What is asked of operating systems, their control groups, and processes that compile kernels ahead."""
 
 import ctypes
+import math
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
+from subprocesses import TIMEOUT, run_python
 
+from opgrad.base import limits
 from opgrad.cpu.runtime import pool, threads
 from opgrad.cpu.runtime.system import HEAP, Posix, Windows, address, system
 
@@ -131,3 +138,227 @@ def test_this_system_has_all_that_is_asked_for():
     assert all(system().heap(name) for name in HEAP)
     block = (ctypes.c_int64 * 32)()
     assert all(system().waiting(ctypes.addressof(block), ctypes.addressof(block) + 128))
+
+
+UNLIMITED = 9223372036854771712  # what version 1 says of memory that has no limit
+OTHERS = "21 1 0:20 / / rw,relatime shared:1 - ext4 /dev/root rw\n24 21 0:22 / /proc rw - proc proc rw"
+NEW = "30 21 0:26 {top} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+OLD_CPU = "31 21 0:27 {top} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
+OLD_MEMORY = "32 21 0:28 {top} /sys/fs/cgroup/me\\040mory rw - cgroup cgroup rw,memory"
+
+
+def folders(root, group, mounts, files):
+    """A system whose process lies in these groups, with these files below /sys/fs/cgroup."""
+    process = root / "proc" / "self"
+    process.mkdir(parents=True)
+    (process / "cgroup").write_text(group)
+    (process / "mountinfo").write_text("\n".join([OTHERS, *mounts]) + "\n")
+    for name, text in files.items():
+        path = root / "sys" / "fs" / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+def found(*arguments):
+    root = folders(*arguments)
+    return limits.cpus(root), limits.memory(root)
+
+
+def test_version_2_takes_the_smallest_on_the_way_up(tmp_path):
+    files = {
+        "cpu.stat": "usage_usec 1",
+        "a/cpu.max": "250000 100000",
+        "a/memory.max": "max",
+        "a/b/cpu.max": "800000 100000",
+        "a/b/memory.max": "5000",
+        "a/b/c d/cpu.max": "max 100000",
+        "a/b/c d/memory.max": "7000",
+        "a/other/cpu.max": "1000 100000",
+    }
+    assert found(tmp_path, "0::/a/b/c d\n", [NEW.format(top="/")], files) == (2.5, 5000)
+
+
+def test_free_memory_is_what_is_left_within_the_limit(tmp_path):
+    files = {"a/memory.max": "5000000"}
+    root = folders(tmp_path, "0::/a\n", [NEW.format(top="/")], files)
+    assert limits.free_memory(root) is None
+    for left, expected in ((4000, 4096000), (9000, 5000000)):
+        (root / "proc" / "meminfo").write_text(f"MemTotal:  9999 kB\nMemAvailable:  {left} kB\n")
+        assert limits.free_memory(root) == expected
+
+
+def test_version_1_has_a_hierarchy_for_each_controller(tmp_path):
+    files = {
+        "cpu,cpuacct/cpu.cfs_quota_us": "-1",
+        "cpu,cpuacct/cpu.cfs_period_us": "100000",
+        "cpu,cpuacct/x/cpu.cfs_quota_us": "150000",
+        "cpu,cpuacct/x/cpu.cfs_period_us": "50000",
+        "cpu,cpuacct/x/y/cpu.cfs_quota_us": "-1",
+        "cpu,cpuacct/x/y/cpu.cfs_period_us": "50000",
+        "me mory/memory.limit_in_bytes": UNLIMITED,
+        "me mory/m/memory.limit_in_bytes": 4096,
+    }
+    group = "4:memory:/m\n3:cpu,cpuacct:/x/y\n1:name=systemd:/elsewhere\n0::/x\n"
+    assert found(tmp_path, group, [OLD_CPU.format(top="/"), OLD_MEMORY.format(top="/")], files) == (3.0, 4096)
+
+
+def test_both_versions_at_once(tmp_path):
+    """Memory is version 1's there, CPUs version 2's."""
+    files = {"unified/u/cpu.max": "50000 100000", "me mory/memory.limit_in_bytes": 8192}
+    mounts = [OLD_MEMORY.format(top="/"), NEW.format(top="/").replace("cgroup rw", "cgroup/unified rw", 1)]
+    assert found(tmp_path, "4:memory:/\n0::/u\n", mounts, files) == (0.5, 8192)
+
+
+@pytest.mark.parametrize(
+    ("top", "group"),
+    [("/docker/1", "/docker/1"), ("/docker/1", "/docker/1/inner"), ("/", "/../../sibling"), ("/docker/1", "/other")],
+    ids=["mounted itself", "below what is mounted", "out of sight", "beside what is mounted"],
+)
+def test_containers_see_their_own_group_as_the_root(tmp_path, top, group):
+    files = {"cpu.max": "400000 100000", "memory.max": "9000", "inner/cpu.max": "100000 100000", "inner/memory.max": 10}
+    inner = group.endswith("inner")
+    assert found(tmp_path, f"0::{group}\n", [NEW.format(top=top)], files) == ((1.0, 10) if inner else (4.0, 9000))
+
+
+@pytest.mark.parametrize("text", ["", "max", "max 100000", "100000", "-1 100000", "5 0", "five 5"])
+def test_what_is_no_limit(tmp_path, text):
+    """Also of a system that has none of these files."""
+    files = {"cpu.max": text, "memory.max": text.split(" ")[0].replace("100000", "max").replace("5", "max")}
+    assert found(tmp_path / "1", "0::/\n", [NEW.format(top="/")], files) == (math.inf, math.inf)
+    assert limits.cpus(tmp_path) == limits.memory(tmp_path) == math.inf
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    root = folders(tmp_path, "0::/\n", [NEW.format(top="/")], {"cpu.max": ""})
+    (root / "sys/fs/cgroup/cpu.max").write_bytes(b"\xff\xfe")
+    assert limits.cpus(root) == math.inf
+
+
+@pytest.mark.parametrize(("quota", "count"), [(0.5, 1), (1.0, 1), (2.5, 2), (7.99, 7), (math.inf, 8)])
+def test_threads_stay_within_the_quota(monkeypatch, quota, count):
+    monkeypatch.delenv("OPGRAD_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(limits, "cpus", lambda: quota)
+    assert threads.default_threads() == count
+    monkeypatch.setenv("OPGRAD_NUM_THREADS", "16")
+    assert threads.default_threads() == 16
+
+
+def test_the_pool_stays_within_the_limit(monkeypatch):
+    monkeypatch.setattr(limits, "memory", lambda: 12345)
+    assert pool._memory() == 12345
+    monkeypatch.setattr(limits, "memory", lambda: math.inf)
+    assert pool._memory() > 12345
+
+
+ARTIFACTS = Path(__file__).parents[1] / "artifacts"
+
+BEGIN = """
+import os, signal, sys, time
+from opgrad.cpu.compiler import processes
+from opgrad.cpu.runtime import plan
+from opgrad.cpu.runtime import threads
+found = processes.compilers()
+"""
+
+LIFE = """
+found.add(processes.missing([plan.execute]), first=True)
+plan.execute.link()
+done = ["numba" not in sys.modules]
+if hasattr(os, "fork"):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not processes._running else 1)
+    done.append(os.waitpid(child, 0)[1] == 0)
+found.add(processes.missing([threads.run]))
+for process in found._processes:
+    process.kill()
+threads.run.link()  # which is not waited for in vain
+done.append("numba" in sys.modules)
+print(all(done))
+"""
+
+STOPPED = """
+found.wait_for_cpu()
+found._patience = 0.5
+for process in found._processes:
+    os.kill(process.pid, signal.SIGSTOP)
+found.add(processes.missing([plan.execute]))
+plan.execute.link()
+print("numba" in sys.modules, [process.wait() for process in found._processes])
+"""
+
+ORPHANS = """
+found.add(processes.missing([threads.run, threads.work]))
+print(*[process.pid for process in found._processes], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+TRAINING = """
+import sys
+import numpy as np
+from opgrad.training.api import CheckpointState, Module, Optimizer
+folder = {folder!r}
+state = CheckpointState.load_checkpoint(folder + "/checkpoint")
+module = Module(folder + "/training_model.onnx", state)
+optimizer = Optimizer(folder + "/optimizer_model.onnx", module)
+random = np.random.default_rng(0)
+loss = module(random.standard_normal((5, 64), np.float32), random.standard_normal((5, 10), np.float32))
+optimizer.step()
+print(loss > 0, [name for name in ("numba", "llvmlite") if name in sys.modules])
+"""
+
+
+@pytest.fixture
+def empty(tmp_path):
+    """A cache with nothing in it, for one process that compiles."""
+    tmp_path.chmod(0o700)
+    return {"OPGRAD_CACHE_DIR": str(tmp_path), "OPGRAD_COMPILERS": "1"}
+
+
+def test_code_comes_from_there_or_is_made_here(empty):
+    """Also when the process dies; a forked child has nothing to do with it."""
+    assert run_python(BEGIN + LIFE, **empty) == "True"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="a system without signals that stop a process")
+def test_a_process_that_hangs_is_not_waited_for(empty):
+    """Whoever needs the kernel ends it, and compiles."""
+    assert run_python(BEGIN + STOPPED, **empty) == f"True [{-signal.SIGKILL}]"
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this system does not show processes as files")
+def test_processes_end_with_who_started_them(empty):
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + ORPHANS], env=os.environ | empty, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    pids = done.stdout.split()
+    assert pids, done.stderr
+    for _ in range(10 * TIMEOUT):
+        if not any(os.path.isdir(f"/proc/{pid}") and "Z" not in _state(pid) for pid in pids):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError(f"still there: {pids}")
+
+
+def _state(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_the_number_of_processes_may_be_given():
+    code = "from opgrad.cpu.compiler import processes\nprint(processes.compilers())"
+    assert run_python(code, OPGRAD_COMPILERS="0") == "None"
+    wrong = code.replace("print(", "try:\n print(").replace("())", "())\nexcept ValueError as error:\n print(error)", 1)
+    assert "OPGRAD_COMPILERS is 'x'" in run_python(wrong, OPGRAD_COMPILERS="x")
+
+
+def test_training_leaves_compiling_to_others(empty):
+    """All that a first step needs was foreseen: neither Numba nor LLVM is loaded here."""
+    pytest.importorskip("onnxruntime")
+    assert run_python(TRAINING.format(folder=str(ARTIFACTS / "mlp_mse")), **empty) == "True []"

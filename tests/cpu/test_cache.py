@@ -1,18 +1,24 @@
-"""The cache of machine code: who is trusted, what an entry is bound to, and what becomes of failures."""
+"""The cache of machine code: who is trusted, what an entry is bound to, failures, processes that need one kernel."""
 
 import errno
 import importlib
 import os
 import pkgutil
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+import warnings
 from pathlib import Path
 
 import pytest
+from subprocesses import TIMEOUT
 
 import opgrad.cpu
+from opgrad.cpu.compiler import cache as claiming
 from opgrad.cpu.compiler import decorators, sources, words
 from opgrad.cpu.compiler.cache import MOST_BYTES, ObjectCache, directory
 from opgrad.cpu.kernels import activation
@@ -488,3 +494,190 @@ def test_what_a_word_does_is_the_compilers():
     assert sources.digest(kernel) is not None
     assert [each.__name__ for each in sources.reached(kernel)] == ["kernel"]
     assert sources.digest(plan.execute.function) is not None
+
+
+fcntl = pytest.importorskip("fcntl")  # elsewhere nobody waits
+NAME = "name"
+FILE = f".{NAME}.claim"
+
+# Each says, once all have started, what it compiles; the kernels are some of the runtime's own.
+COMPILES = """
+import sys
+from opgrad.cpu.compiler import decorators
+from opgrad.cpu.runtime import plan, pool
+compile = decorators.object_code
+def told(function, form, symbol):
+    print(symbol, flush=True)
+    return compile(function, form, symbol)
+decorators.object_code = told
+print("ready", flush=True)
+sys.stdin.readline()
+for each in (plan.execute, pool.malloc, pool.drop): each.link()
+"""
+
+OWNS = """
+import sys, time
+from opgrad.cpu.compiler import cache
+with cache.claimed(sys.argv[1], sys.argv[2]):
+    print("mine", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def claimed(tmp_path):
+    tmp_path.chmod(0o700)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def start():
+    """Start a Python that says something first; none is left behind."""
+    started = []
+
+    def begin(code, *words, **environment):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen([sys.executable, "-c", code, *words], env=os.environ | environment, **pipes))
+        assert started[-1].stdout.readline().strip() in ("mine", "ready")
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def no_patience(monkeypatch):
+    """Whoever waits for an owner gives up at once; without it, whoever waits in vain makes the test run for long."""
+    monkeypatch.setattr(claiming, "PATIENCE", 0.05)
+
+
+def claim(claimed):
+    """Get the claim and give it back; whether it was there."""
+    with claiming.claimed(claimed, NAME):
+        return FILE in os.listdir(claimed)
+
+
+def locked(path):
+    """Whether somebody has the lock of a file."""
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_processes_at_once_compile_each_kernel_once(claimed, start):
+    processes = [start(COMPILES, OPGRAD_CACHE_DIR=claimed, OPGRAD_COMPILERS="0") for _ in range(4)]
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=TIMEOUT)[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    compiled = sorted(line for lines in said for line in lines)
+    assert len(compiled) == len(set(compiled)) == 3
+    (environment,) = os.listdir(claimed)
+    assert all(name.endswith(".o") for name in os.listdir(os.path.join(claimed, environment)) if name != "host")
+
+
+def test_a_claim_waits_for_its_owner(claimed, start):
+    owner, order = start(OWNS, claimed, NAME), []
+
+    def wait():
+        with claiming.claimed(claimed, NAME):
+            order.append("waited")
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(5 * claiming.LOOK)
+    order.append("owned")
+    owner.communicate("go on\n", timeout=TIMEOUT)
+    waiting.join(TIMEOUT)
+    assert order == ["owned", "waited"]
+    assert claim(claimed)
+    assert os.listdir(claimed) == []
+
+
+def test_an_owner_that_dies_is_not_waited_for(claimed, start):
+    owner = start(OWNS, claimed, NAME)
+    owner.kill()
+    owner.wait()
+    assert os.listdir(claimed) == [FILE]
+    assert claim(claimed)
+    assert os.listdir(claimed) == []
+
+
+@pytest.mark.usefixtures("no_patience")
+def test_an_owner_that_stops_is_not_waited_for_long(claimed, start):
+    """It keeps its claim, and takes the file with it when it goes on."""
+    owner = start(OWNS, claimed, NAME)
+    os.kill(owner.pid, signal.SIGSTOP)
+    with claiming.claimed(claimed, NAME):
+        assert locked(os.path.join(claimed, FILE))
+    assert os.listdir(claimed) == [FILE]
+    os.kill(owner.pid, signal.SIGCONT)
+    owner.communicate("go on\n", timeout=TIMEOUT)
+    assert os.listdir(claimed) == []
+
+
+def test_a_child_that_is_forked_meanwhile_has_no_part_in_it(claimed):
+    """The lock belongs to the open file, which both have."""
+    with claiming.claimed(claimed, NAME), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # other tests have left threads
+        child = os.fork()
+        if not child:
+            signal.pause()
+            os._exit(0)
+        file = os.open(os.path.join(claimed, FILE), os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(file)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_lock_that_others_may_hold_is_not_waited_for(claimed, mode):
+    path = os.path.join(claimed, FILE)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.chmod(path, mode)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with claiming.claimed(claimed, NAME):
+        assert locked(path)
+    os.close(descriptor)
+    assert os.listdir(claimed) == [FILE]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
+def test_what_is_no_file_is_left_alone(claimed, make):
+    make(os.path.join(claimed, FILE))
+    with claiming.claimed(claimed, NAME):
+        pass
+    assert os.listdir(claimed) == [FILE]
+
+
+def test_where_nothing_can_be_written_nothing_is_claimed(claimed):
+    with open(os.path.join(claimed, "file"), "w"):
+        pass
+    for place in (None, os.path.join(claimed, "file"), "/proc/nowhere"):
+        with claiming.claimed(place, NAME):
+            pass
+    os.chmod(claimed, 0o777)  # others could put their own there
+    with claiming.claimed(claimed, NAME):
+        assert os.listdir(claimed) == ["file"]
+
+
+def test_an_error_gives_the_claim_back(claimed):
+    kept = ObjectCache("environment", claimed)
+
+    def interrupted():
+        with kept.claim(NAME):
+            assert os.listdir(kept.folder) == [FILE]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert os.listdir(kept.folder) == []

@@ -1,14 +1,23 @@
-"""Every rule by central differences in float64, in several opsets and forms."""
+"""Every rule by central differences in float64, in several opsets; types that go together, and the list of all."""
 
 import itertools
 
 import numpy as np
 import pytest
-from differences import OWN, check, in_onnxruntime, run
+import runtime_registry
+import torch
+from differences import OWN, build, check, in_onnxruntime, run
 from gradient_cases import CASES, ELSEWHERE, NEWEST, REFERENCE_FROM
+from onnx import TensorProto, defs, helper, shape_inference
+from runtime_cases import MICROSOFT, NARROW, RuntimeCase, close, tensors_of, weighted
+from runtime_cases_attention import rotated
+from runtime_cases_newer import CASES as NEWER
+from typed_cases import allowed, typed
 
-from opgrad.onnx.rules.coverage import zero
+from opgrad.gradients import gradients
+from opgrad.onnx.rules.coverage import NONE, NOT_YET, REFUSED, coverage, zero
 from opgrad.onnx.rules.node import RULES
+from opgrad.onnxruntime import InferenceSession
 
 # What onnx cannot convert with the gradients in it, or the reference only has in newer opsets.
 PLAIN = ("MaxPool", "AveragePool", "BatchNormalization")
@@ -49,3 +58,110 @@ def check_case(case):
     wanted = [f"x{place}" for place in case.wanted]
     own_forward = bool(case.domain) or case.opset < REFERENCE_FROM.get(case.op, 0)
     check(case.model(), case.feeds, wanted, own_forward=own_forward, plain=case.op in PLAIN)
+
+
+KINDS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float64": TensorProto.DOUBLE}
+
+
+def newest_and_oldest():
+    """The cases of every form, in the first and in the last opset that has it."""
+    known = sorted((case for case in CASES if case.opset <= NEWEST), key=lambda case: (case.domain, case.op, case.form))
+    for _, group in itertools.groupby(known, lambda case: (case.domain, case.op, case.form)):
+        cases = sorted(group, key=lambda case: case.opset)
+        yield from {each.opset: each for each in (cases[0], cases[-1])}.values()
+
+
+@pytest.mark.one_case  # test_narrow_rules computes in all of them, in the last opset
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_types_go_together(kind):
+    count = 0
+    for case in newest_and_oldest():
+        if not allowed(case, KINDS[kind]):
+            continue
+        model, fed = typed(case, KINDS[kind])
+        try:
+            graph = gradients(model, "y0", list(fed), plain=True)
+            shape_inference.infer_shapes(graph, check_type=True, strict_mode=True)
+        except Exception as error:
+            error.add_note(f"case: {case}")
+            raise
+        count += 1
+    assert count > 250
+
+
+OPERATORS = runtime_registry.operators()
+
+
+def test_something_is_said_of_every_operator_of_onnxruntime():
+    assert [key for key in OPERATORS if coverage(*key) is None] == []
+
+
+def test_something_is_said_of_every_operator_of_onnx():
+    """But for those without inputs that a gradient could go to."""
+    names = {schema.name for schema in defs.get_all_schemas() if not schema.domain} - {"Constant", "ImageDecoder"}
+    assert [name for name in sorted(names) if coverage("", name) is None] == []
+
+
+def test_nothing_is_listed_that_onnxruntime_does_not_run():
+    assert (NONE.keys() | REFUSED.keys()) - set(OPERATORS) == set()
+
+
+def test_nothing_is_refused_or_without_gradient_that_has_a_rule():
+    assert (NONE.keys() | REFUSED.keys()) & RULES.keys() == set()
+    assert NONE.keys() & REFUSED.keys() == set()
+
+
+def test_the_error_gives_the_reason_of_the_list():
+    model = build(
+        "g (float[1, 1, 4, 4] x, int32[1, 1, 4, 4] m) => (float y) "
+        "{ y = com.microsoft.MaxpoolWithMask <kernel_shape = [2, 2]> (x, m) }"
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    said = coverage("com.microsoft", "MaxpoolWithMask")
+    assert said.kind == NOT_YET
+    with pytest.raises(NotImplementedError, match=said.text):
+        gradients(model, "y", "x")
+
+
+RANDOM = np.random.default_rng(0)
+POSITIONS = np.array([[-1, 0, 6], [-7, 2, 2]])
+# The shape of the tables, positions, attributes, and the formula.
+FORMS = {
+    "one row of the batch": ((1, 3, 2), None, {}, lambda x, c, s, _: rotated(x, c[:, None], s[:, None])),
+    "the first rows": ((7, 2), None, {"interleaved": 1}, lambda x, c, s, _: rotated(x, c[:3], s[:3], 1)),
+    "tokens first": (
+        (7, 2),
+        None,
+        {"layout": "BLHD"},
+        lambda x, c, s, _: rotated(x.transpose(1, 2), c[:2], s[:2]).transpose(1, 2),
+    ),
+    "positions from the end": ((7, 2), POSITIONS, {}, lambda x, c, s, at: rotated(x, c[at][:, None], s[at][:, None])),
+}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_of_tables_are_those_of_pytorch(form, kind, plain):
+    shape, positions, attributes, formula = FORMS[form]
+    arrays = [RANDOM.normal(size=each).astype(kind) for each in ((2, 2, 3, 6), shape, shape)]
+    given = {"rotary_embedding_dim": 4, **attributes}
+    case = RuntimeCase("RotaryEmbeddingTraining", [*arrays, positions], formula, (0, 1, 2), given, MICROSOFT, opset=23)
+    tensors = tensors_of(case)
+    y = formula(*tensors)
+    model, factors = weighted(case, np.dtype(kind), [y])
+    session = InferenceSession(gradients(model, "loss", ["x0", "x1", "x2"], plain=plain).SerializeToString())
+    found = session.run([f"x{place}_grad" for place in range(3)], case.feeds)
+    (y * torch.tensor(factors[0])).sum().backward()
+    for place, gradient in enumerate(found):
+        close(gradient, tensors[place].grad.numpy(), NARROW[np.dtype(kind)] * case.terms, f"input {place}")
+
+
+def test_tables_of_several_positions_are_refused_by_name():
+    model = NEWER["MRotaryEmbedding"].model()
+    model.graph.node.append(helper.make_node("ReduceSum", ["y0"], ["loss"], keepdims=0))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
+    with pytest.raises(NotImplementedError, match=r"MRotaryEmbedding .* its cosines and sines are trained"):
+        gradients(model, "loss", ["x2"])

@@ -1,13 +1,19 @@
-"""Gradients against onnxruntime's own results, for forms that the reference evaluator does not compute."""
+"""Gradients against onnxruntime's own results, and of its own operators against formulas in PyTorch."""
 
 import numpy as np
 import onnxruntime
 import pytest
+import runtime_cases_attention
+import runtime_cases_fused
+import runtime_cases_newer
+import runtime_cases_packed
+import runtime_cases_regions
 from differences import in_float32
 from differences import run as reference_run
 from gradient_case import Case, floats
-from gradient_cases import CASES, numbers
+from gradient_cases import CASES, OF_RUNTIME, numbers
 from onnx import TensorProto, helper, numpy_helper, parser
+from runtime_cases import check, check_in_bfloat16
 
 import opgrad
 from opgrad.gradients import gradients
@@ -215,3 +221,31 @@ def test_an_activation_of_fused_operators_that_is_unknown_is_refused():
     model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 2), np.float32), "w"))
     with pytest.raises(NotImplementedError, match=r"its activation is 'Sine', expected none or one of .*, HardSigmoid"):
         gradients(model, ["y"], ["x"])
+
+
+FORMULAS = {
+    **runtime_cases_packed.CASES,
+    **runtime_cases_attention.CASES,
+    **runtime_cases_fused.CASES,
+    **runtime_cases_newer.CASES,
+    **runtime_cases_regions.CASES,
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_gradients_are_those_of_pytorch(name):
+    check(FORMULAS[name])
+
+
+def test_every_operator_of_the_list_is_checked():
+    assert {(case.domain, case.op) for case in FORMULAS.values()} == set(OF_RUNTIME)
+
+
+# The operators that onnxruntime computes in bfloat16, by their cases in float16.
+IN_BFLOAT16 = ("ScaledSiLU", "GatedRMSNorm", "LinearAttentionGate")
+
+
+@pytest.mark.parametrize("name", IN_BFLOAT16)
+def test_in_bfloat16_sums_are_float32(name):
+    """Each gradient is rounded to bfloat16 once, against float64 on the same rounded inputs."""
+    check_in_bfloat16(FORMULAS[f"{name}, float16"])
