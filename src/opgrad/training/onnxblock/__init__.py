@@ -17,6 +17,7 @@ from opgrad.training.files.tensor_values import arrays_of, tensor_of
 from opgrad.training.make import forms
 from opgrad.training.make.blocks import Block, ForwardBlock, base, current, custom_op_library, empty_base, names_of
 from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
+from opgrad.training.onnxblock import blocks, loss, optim
 
 
 def save_checkpoint(
