@@ -176,15 +176,10 @@ def unpack_line(line, w, row: int, column: int, columns: int) -> None:
 # --- panels of weights -----------------------------------------------------------------------------------------------
 
 
-def line_size(lanes: int) -> int:
-    """The numbers of an unpacked row of a panel's transpose, with those that `unpack` may write behind it."""
-    return -(-gemm.CHUNK // (4 * lanes)) * 4 * lanes + gemm.SPARE
-
-
 def space(lanes: int) -> int:
-    """The numbers of memory for unpacked rows."""
-    width = gemm.VECTORS * lanes
-    return max(gemm.BLOCK_PANELS * width + 4 * lanes, width * line_size(lanes))
+    """The numbers of memory for unpacked rows, with those that `unpack` may write behind one."""
+    width, line = gemm.VECTORS * lanes, -(-gemm.CHUNK // (4 * lanes)) * 4 * lanes + gemm.SPARE
+    return max(gemm.BLOCK_PANELS * width + 4 * lanes, width * line)
 
 
 @inline

@@ -294,8 +294,16 @@ class _FusedSteps(ProgramSteps):
         probability = problem.attributes["dropout"]
         threshold = keep_threshold(probability) if probability else ALL_ARE_KEPT
         dropout = DropoutState(problem[STATE] if form.drops else None, threshold)
-        memory = self.memory(form.drops, stream)
-        arguments |= {"n": problem.n, "stream": stream, "memory": memory, "dropout": dropout, **sizes}
+        # A row or strip takes its memory twice, for one that waits; strips that are written at once, once.
+        n, width, private = problem.n, self.lanes, self.workspace.private
+        size = {"rows": n + width, "split": BLOCK}.get(self.layout, (n + 1) * width)
+        second = (n + width) * width if self.layout == "transposed" else size
+        arrays = 2 if self.layout == "transposed" and self.is_gradient else 1  # the gradient of softmax, and y
+        is_one = self.layout == "split" or (self.layout == "columns" and not stream)
+        e = private(arrays * size)
+        done, kept = e if is_one else private(arrays * second), private(size if form.drops else 0)
+        memory = Memory(e, done, kept, private(buffer_size(4) if self.layout == "rows" else 0))
+        arguments |= {"n": n, "stream": stream, "memory": memory, "dropout": dropout, **sizes}
         arguments["inf_as_zero"] = problem.attributes.get("inf_as_zero", 0)
         results = [self.result_of(self.result)]
         arguments[self.result] = results[0]
@@ -309,17 +317,6 @@ class _FusedSteps(ProgramSteps):
             self.steps += split_steps(self, kernels, units, arguments)
         else:
             self.steps.append(shared_out(kernels[0], units, problem.bytes / units, arguments))
-
-    def memory(self, drops: bool, stream: bool) -> Memory:
-        """Private memory. A row or strip takes it twice, for one that waits; strips that are written at once, once."""
-        private, n, width = self.workspace.private, self.problem.n, self.lanes
-        size = {"rows": n + width, "split": BLOCK}.get(self.layout, (n + 1) * width)
-        second = (n + width) * width if self.layout == "transposed" else size
-        arrays = 2 if self.layout == "transposed" and self.is_gradient else 1  # the gradient of softmax, and y
-        e, second = private(arrays * size), arrays * second
-        is_one = self.layout == "split" or (self.layout == "columns" and not stream)
-        done, kept = e if is_one else private(second), private(size if drops else 0)
-        return Memory(e, done, kept, private(buffer_size(4) if self.layout == "rows" else 0))
 
 
 def _formula(applied: Applied, places: dict[str, Place]) -> Formula:

@@ -30,17 +30,11 @@ def _byte_rows(problem: Problem, name: str, offset: int, step: int) -> ByteRows:
     return ByteRows(operand, offset, step)
 
 
-def _slice_bytes(problem: Problem, name: str) -> int:
-    """The bytes of a slice of an array along the axis."""
-    spec = problem.specs[name]
-    return math.prod(spec.shape[problem.attributes["axis"].stop :]) * spec.dtype.itemsize
-
-
 def _concatenated(problem: Problem, whole: str, parameter: str) -> Iterator[tuple[int, int, ByteRows, ByteRows]]:
     """For each array of the parameter: the number of its rows, their bytes, the rows, and the rows in the whole."""
-    axis = problem.attributes["axis"].start
-    unit = _slice_bytes(problem, whole)
-    rows, row = math.prod(problem.specs[whole].shape[:axis]), problem.specs[whole].shape[axis] * unit
+    axis, spec = problem.attributes["axis"].start, problem.specs[whole]
+    unit = math.prod(spec.shape[axis + 1 :]) * spec.dtype.itemsize  # bytes of a slice along the axis
+    rows, row = math.prod(spec.shape[:axis]), spec.shape[axis] * unit
     names = problem.listed(parameter)
     sizes = [problem.specs[name].shape[axis] * unit for name in names]
     for name, size, end in zip(names, sizes, accumulate(sizes), strict=True):

@@ -7,43 +7,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-
-def _softmax_grad(xp: Any, dy: Any, y: Any, axis: Any = -1) -> Any:
-    return y * (dy - (y * dy).sum(axis, keepdims=True))
-
-
-def _log_softmax_grad(xp: Any, dy: Any, y: Any, axis: Any = -1) -> Any:
-    return dy - xp.exp(y) * dy.sum(axis, keepdims=True)
-
-
-def _relu_grad(xp: Any, dy: Any, x: Any) -> Any:
-    return xp.where(x > 0, dy, 0)
-
-
-def _sigmoid_grad(xp: Any, dy: Any, y: Any) -> Any:
-    return dy * y * (1 - y)
-
-
-def _tanh_grad(xp: Any, dy: Any, y: Any) -> Any:
-    return dy * (1 - y * y)
-
-
-def _leaky_relu_grad(xp: Any, dy: Any, y: Any, alpha: float = 0.01) -> Any:
-    return xp.where(y > 0, dy, alpha * dy)
-
-
-def _in_place_accumulator(xp: Any, buffer: Any, value: Any, overwrite: bool = False) -> Any:
-    return value if overwrite else buffer + value
-
-
 SHARED: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "softmax_grad": _softmax_grad,
-        "log_softmax_grad": _log_softmax_grad,
-        "relu_grad": _relu_grad,
-        "sigmoid_grad": _sigmoid_grad,
-        "tanh_grad": _tanh_grad,
-        "leaky_relu_grad": _leaky_relu_grad,
-        "in_place_accumulator": _in_place_accumulator,
+        "softmax_grad": lambda xp, dy, y, axis=-1: y * (dy - (y * dy).sum(axis, keepdims=True)),
+        "log_softmax_grad": lambda xp, dy, y, axis=-1: dy - xp.exp(y) * dy.sum(axis, keepdims=True),
+        "relu_grad": lambda xp, dy, x: xp.where(x > 0, dy, 0),
+        "sigmoid_grad": lambda xp, dy, y: dy * y * (1 - y),
+        "tanh_grad": lambda xp, dy, y: dy * (1 - y * y),
+        "leaky_relu_grad": lambda xp, dy, y, alpha=0.01: xp.where(y > 0, dy, alpha * dy),
     }
 )
