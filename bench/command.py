@@ -5,9 +5,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,52 +20,43 @@ KEPT = ("device", "ops", "dtypes", "shapes", "peers", "seconds", "quick", "group
 TYPES = {Path | None: Path, float | None: float}  # of the options that are no text
 
 
-class Said(NamedTuple):
+def said(help: str, metavar: str | None = None) -> dict[str, Any]:
     """What is said of an option. metavar: what stands for its value."""
-
-    help: str
-    metavar: str | None = None
+    return {"help": help, "metavar": metavar}
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Options, each a field whose annotation has what is `Said` of it; "" and None stand for the default.
+    """Options; "" and None stand for the default. A list of paths is an argument without a name."""
 
-    A list of paths is an argument without a name.
-    """
-
-    isa: Annotated[
-        str,
-        Said(
+    isa: str = field(
+        default="",
+        metadata=said(
             "An instruction set of x86-64, avx2 or avx512; below what the processor has, everybody is held to it. "
             "Default: what the processor has.",
             "NAME",
         ),
-    ] = ""
-    seconds: Annotated[float | None, Said("How long to measure each cell; default: by the kind of cell.")] = None
-    json: Annotated[Path | None, Said("A file for the result; default: none.", "FILE")] = None
-    plot: Annotated[Path | None, Said("A PNG file for a picture of the result; default: none.", "FILE")] = None
+    )
+    seconds: float | None = field(
+        default=None, metadata=said("How long to measure each cell; default: by the kind of cell.")
+    )
+    json: Path | None = field(default=None, metadata=said("A file for the result; default: none.", "FILE"))
+    plot: Path | None = field(
+        default=None, metadata=said("A PNG file for a picture of the result; default: none.", "FILE")
+    )
 
     @classmethod
-    def said(cls) -> dict[str, tuple[Any, Said]]:
-        """The type of each option, and what is said of it."""
-        hints = get_type_hints(cls, include_extras=True)
-        return {each.name: (hints[each.name].__origin__, hints[each.name].__metadata__[0]) for each in fields(cls)}
-
-    @classmethod
-    def parsed(cls, parser: argparse.ArgumentParser, words: Sequence[str] | None, names: Sequence[str] = ()) -> Self:
-        """The options of these names, or all, of a command line; None: of this process's."""
+    def parsed(cls, parser: argparse.ArgumentParser, words: Sequence[str] | None) -> Self:
+        """The options of a command line; None: of this process's."""
+        hints = get_type_hints(cls)
         for each in fields(cls):
-            kind, said = cls.said()[each.name]
-            if names and each.name not in names:
-                continue
+            kind, flag, given = hints[each.name], f"--{each.name.replace('_', '-')}", dict(each.metadata)
             if kind is bool:
-                parser.add_argument(flag_of(each.name), action="store_true", help=said.help)
+                parser.add_argument(flag, action="store_true", help=given["help"])
             elif kind == list[Path] | None:
-                parser.add_argument(each.name, nargs="*", type=Path, metavar=said.metavar, help=said.help)
+                parser.add_argument(each.name, nargs="*", type=Path, **given)
             else:
-                given: dict[str, Any] = {"type": TYPES.get(kind, str), "default": each.default, "help": said.help}
-                parser.add_argument(flag_of(each.name), metavar=said.metavar, **given)
+                parser.add_argument(flag, type=TYPES.get(kind, str), default=each.default, **given)
         return cls(**vars(parser.parse_args(words)))
 
     def names(self, name: str) -> list[str]:
@@ -81,32 +72,32 @@ class CommandLine:
 class BenchOptions(CommandLine):
     """What to measure, as the command line has it."""
 
-    device: Annotated[str, Said("The device, cpu or cuda.", "NAME")] = "cpu"
-    ops: Annotated[str, Said("Operators; default: all.", "NAME,…")] = ""
-    dtypes: Annotated[str, Said("Default: float32,bfloat16,float16; there is float64 too.", "NAME,…")] = ""
-    shapes: Annotated[str, Said("Shapes such as 4096x1000; default: those of the table.", "SHAPE,…")] = ""
-    peers: Annotated[
-        str,
-        Said(
+    device: str = field(default="cpu", metadata=said("The device, cpu or cuda.", "NAME"))
+    ops: str = field(default="", metadata=said("Operators; default: all.", "NAME,…"))
+    dtypes: str = field(default="", metadata=said("Default: float32,bfloat16,float16; there is float64 too.", "NAME,…"))
+    shapes: str = field(default="", metadata=said("Shapes such as 4096x1000; default: those of the table.", "SHAPE,…"))
+    peers: str = field(
+        default="",
+        metadata=said(
             "Of torch, torch.compile, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack. "
             "Default: those installed.",
             "NAME,…",
         ),
-    ] = ""
-    groups: Annotated[
-        str,
-        Said(
+    )
+    groups: str = field(
+        default="",
+        metadata=said(
             "Of plain; graph: the operators that only training graphs have; losses, attention: steps in PyTorch; "
             "of --sweep: rows, inner, axes, shapes. Default: all.",
             "NAME,…",
         ),
-    ] = ""
-    update: Annotated[bool, Said("Keep the cells of the JSON file that are not measured now.")] = False
-    quick: Annotated[bool, Said("A few cells, without torch.compile, in two minutes.")] = False
-    sweep: Annotated[
-        bool,
-        Said("Measure rows of every length, and other shapes; with --update those that the file lacks."),
-    ] = False
+    )
+    update: bool = field(default=False, metadata=said("Keep the cells of the JSON file that are not measured now."))
+    quick: bool = field(default=False, metadata=said("A few cells, without torch.compile, in two minutes."))
+    sweep: bool = field(
+        default=False,
+        metadata=said("Measure rows of every length, and other shapes; with --update those that the file lacks."),
+    )
 
     def check(self) -> None:
         """Raise ValueError for the first option that does not go with the others."""
@@ -118,11 +109,6 @@ class BenchOptions(CommandLine):
     def kept(self) -> dict[str, Any]:
         """What a result file says of them."""
         return {name: getattr(self, name) for name in KEPT}
-
-
-def flag_of(name: str) -> str:
-    """How an option is written on the command line."""
-    return f"--{name.replace('_', '-')}"
 
 
 QUICK_LIMIT = 90.0  # seconds after which `--quick` begins no further cell

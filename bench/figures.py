@@ -157,11 +157,6 @@ def stamped(result: Measured, cell: Measured) -> dict[str, Any]:
     Options that the file does not keep are None; the date is then the last that is possible.
     """
     options = result.get("options", {})
-    return {"date": result["date"], "options": options if _asks_for(options, cell) else None, **cell}
-
-
-def _asks_for(options: Measured, cell: Measured) -> bool:
-    """Whether a run with these options measures the cell."""
     has = {
         "ops": cell["operator"],
         "dtypes": cell["dtype"],
@@ -169,7 +164,9 @@ def _asks_for(options: Measured, cell: Measured) -> bool:
         "groups": "" if options.get("sweep") else cell.get("group", PLAIN),
     }
     wanted = {name: [word.strip() for word in options.get(name, "").split(",") if word.strip()] for name in has}
-    return all(not words or not has[name] or has[name] in words for name, words in wanted.items())
+    # Whether a run with these options measures the cell.
+    asks = all(not words or not has[name] or has[name] in words for name, words in wanted.items())
+    return {"date": result["date"], "options": options if asks else None, **cell}
 
 
 def runs(result: Measured) -> dict[tuple[str, str], list[Measured]]:

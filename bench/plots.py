@@ -69,7 +69,23 @@ def _cells(sets: Mapping[str, Sequence[Figures]]) -> Drawing | None:
     figure = blank(11.0, len(sets) * (1.5 + ROW * len(operators)))
     all_axes = figure.subplots(len(sets), len(WAYS), sharex=True, sharey=True, squeeze=False)
     for axes, ((name, way), cells) in zip(all_axes.flat, panels.items(), strict=True):
-        _draw(axes, cells, way, operators)
+        dtypes = list(dict.fromkeys(cell.dtype for cell in cells))
+        for number, dtype in enumerate(dtypes):
+            chosen = [cell for cell in cells if cell.dtype == dtype]
+            shift = SPREAD * (number - (len(dtypes) - 1) / 2)
+            heights = [operators.index(cell.operator) + shift for cell in chosen]
+            ratios = [cell.ways[way].ratio for cell in chosen]
+            axes.scatter(ratios, heights, s=14, alpha=0.75, color=COLOURS[dtype], label=dtype)
+        axes.axvline(1, color="black", linewidth=0.8)
+        if mean := geometric_mean(cells, way):
+            axes.axvline(mean, color="grey", linestyle="--", linewidth=0.8)
+            axes.set_title(f"geometric mean {mean:.2f}", fontsize=8, loc="right")
+        axes.set_yticks(range(len(operators)), operators, fontsize=8)
+        if not axes.yaxis_inverted():
+            axes.invert_yaxis()
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
+        axes.grid(axis="x", alpha=0.3)
         axes.set_title(", ".join(filter(None, (name, TITLES[way]))), fontsize=9, loc="left")
     figure.supxlabel("times as fast as the best peer, one dot for each cell", fontsize=9)
     _legend(figure)
@@ -82,27 +98,6 @@ def _legend(figure: Drawing) -> None:
         name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(found.values(), found.keys(), fontsize=8, loc="outside upper center", ncols=len(found))
-
-
-def _draw(axes: Any, cells: Sequence[Figures], way: str, operators: Sequence[str]) -> None:
-    dtypes = list(dict.fromkeys(cell.dtype for cell in cells))
-    for number, dtype in enumerate(dtypes):
-        chosen = [cell for cell in cells if cell.dtype == dtype]
-        shift = SPREAD * (number - (len(dtypes) - 1) / 2)
-        heights = [operators.index(cell.operator) + shift for cell in chosen]
-        ratios = [cell.ways[way].ratio for cell in chosen]
-        axes.scatter(ratios, heights, s=14, alpha=0.75, color=COLOURS[dtype], label=dtype)
-    mean = geometric_mean(cells, way)
-    axes.axvline(1, color="black", linewidth=0.8)
-    if mean:
-        axes.axvline(mean, color="grey", linestyle="--", linewidth=0.8)
-        axes.set_title(f"geometric mean {mean:.2f}", fontsize=8, loc="right")
-    axes.set_yticks(range(len(operators)), operators, fontsize=8)
-    if not axes.yaxis_inverted():
-        axes.invert_yaxis()
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
-    axes.grid(axis="x", alpha=0.3)
 
 
 def _sweep(sets: Mapping[str, Sequence[Curve]]) -> Drawing:

@@ -122,7 +122,16 @@ def curves(result: Result) -> list[Curve]:
         if place := _place(cell):
             along, n = place
             found.setdefault((cell.operator, cell.dtype, along), {})[n] = cell
-    return [_curve(*key, dict(sorted(points.items()))) for key, points in found.items()]
+    made = []
+    for (operator, dtype, along), points in found.items():
+        ours, best = [], []
+        for _, cell in sorted(points.items()):
+            elements = math.prod(map(int, cell.shape.split("x")))
+            times = cell.ways[GIVEN]
+            ours.append(times.seconds / elements * 1e9)
+            best.append(None if times.peer_seconds is None else times.peer_seconds / elements * 1e9)
+        made.append(Curve(operator, dtype, sorted(points), ours, best, along))
+    return made
 
 
 def is_sweep(result: Result) -> bool:
@@ -143,13 +152,3 @@ def _place(cell: Figures) -> tuple[str, int] | None:
     if len(sizes) == 3:
         return f"{axis}, inner {sizes[2]}", sizes[1]
     return (axis, sizes[0]) if axis else (ROWS, sizes[1])
-
-
-def _curve(operator: str, dtype: str, along: str, points: Mapping[int, Figures]) -> Curve:
-    ours, best = [], []
-    for cell in points.values():
-        elements = math.prod(map(int, cell.shape.split("x")))
-        times = cell.ways[GIVEN]
-        ours.append(times.seconds / elements * 1e9)
-        best.append(None if times.peer_seconds is None else times.peer_seconds / elements * 1e9)
-    return Curve(operator, dtype, list(points), ours, best, along)

@@ -140,18 +140,14 @@ def sweep_table(result: Result) -> str:
 
 
 def summary(cells: Sequence[Figures]) -> str:
-    """The geometric mean over all cells that have a peer, and how many are slower, for each way."""
-    said = [said for way in WAYS if (said := _summary_of(cells, way))]
+    """The geometric mean over all cells that have a peer, and how many are slower, for each way in which peers work."""
+    said = [
+        f"{mean:.2f} times as fast as the best peer with results in {WHERE[way]} (geometric mean), "
+        f"slower in {len(losses(cells, way)) or 'none'}"
+        for way in WAYS
+        if (mean := geometric_mean(cells, way)) is not None
+    ]
     return f"Over {len(cells)} cells, {'; '.join(said)}." if said else f"{len(cells)} cells, no peer."
-
-
-def _summary_of(cells: Sequence[Figures], way: str) -> str:
-    """Of one way; nothing where nobody works so."""
-    mean = geometric_mean(cells, way)
-    if mean is None:
-        return ""
-    slower = f"slower in {len(losses(cells, way)) or 'none'}"
-    return f"{mean:.2f} times as fast as the best peer with results in {WHERE[way]} (geometric mean), {slower}"
 
 
 def left_out(result: Result) -> list[str]:

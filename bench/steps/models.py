@@ -6,7 +6,7 @@ layers have a step in PyTorch, too.
 
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -301,7 +301,11 @@ def architecture(
         made = generate_artifacts(
             model, trained, frozen, artifact_directory=target, batch_norm="train", additional_output_names=more, **kinds
         )
-    _without_outputs(with_scores / "training_model.onnx", probabilities)
+    with_outputs = onnx.load(with_scores / "training_model.onnx")  # what computes them stays
+    kept = [each for each in with_outputs.graph.output if each.name not in probabilities]
+    del with_outputs.graph.output[:]
+    with_outputs.graph.output.extend(kept)
+    onnx.save(with_outputs, with_scores / "training_model.onnx")
     batch = dict(zip(made.inputs, (x.numpy(), labels.numpy()), strict=True))
 
     def step(threads: int) -> Step:
@@ -309,15 +313,6 @@ def architecture(
         return torch_step(module, x, labels, threads, torch.optim.AdamW(module.parameters(), lr=0.0))
 
     return ArtifactSet.load(place), rows, batch, step, with_scores
-
-
-def _without_outputs(file: Path, names: Sequence[str]) -> None:
-    """Take outputs from a model; what computes them stays."""
-    model = onnx.load(file)
-    kept = [each for each in model.graph.output if each.name not in names]
-    del model.graph.output[:]
-    model.graph.output.extend(kept)
-    onnx.save(model, file)
 
 
 def subject(name: str) -> Subject:

@@ -12,18 +12,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 import opgrad
 from bench import measure
-from bench.command import CommandLine, Said
+from bench.command import CommandLine, said
 from bench.measure import hot_turns, measure_each, take_turns
 from bench.run import dated, surroundings
 from bench.steps import api_step, generated
@@ -157,17 +157,21 @@ Job = tuple[str, Callable[[], dict[str, Any]]]  # what is measured, with its nam
 class StepOptions(CommandLine):
     """What to measure, as the command line has it."""
 
-    folders: Annotated[list[Path] | None, Said("Artifact sets; default: those of examples/.", "DIR")] = None
-    batches: Annotated[str, Said("Default: 4,50,500.", "ROWS,…")] = ""
-    models: Annotated[
-        str,
-        Said(
+    folders: list[Path] | None = field(
+        default=None, metadata=said("Artifact sets; default: those of examples/.", "DIR")
+    )
+    batches: str = field(default="", metadata=said("Default: 4,50,500.", "ROWS,…"))
+    models: str = field(
+        default="",
+        metadata=said(
             "Of GPT-2, BERT, ViT, MobileNetV2, small ones, and GPT-2-1024, Llama-1024, with attention in tiles and "
             "without; default: all, and the examples.",
             "NAME,…",
         ),
-    ] = ""
-    old_python: Annotated[Path | None, Said("A Python with onnxruntime-training, measured as well.", "PATH")] = None
+    )
+    old_python: Path | None = field(
+        default=None, metadata=said("A Python with onnxruntime-training, measured as well.", "PATH")
+    )
 
 
 def examples() -> list[Path]:

@@ -388,7 +388,13 @@ class TensorOperator(Registered):
         several = dtype if isinstance(dtype, tuple) else (dtype,) * len(self.dtypes)
         if len(several) != len(self.dtypes):
             raise TypeError(f"{self.op.name}: out_dtype is {dtype!r}, expected one dtype or {len(self.dtypes)}")
-        dtypes = [_torch_dtype(self.op, each) for each in several]
+        dtypes = []
+        for each in several:  # as NumPy's users write them, too
+            if each is not None and not isinstance(each, torch.dtype):
+                attributes = {"out_dtype": each}
+                contract.normalise(self.op, attributes, {})
+                each = TORCH_DTYPES[attributes["out_dtype"]]
+            dtypes.append(each)
         given = {**self.op.attributes, **given} | dict(zip(self.dtypes, dtypes, strict=True))
         return [given.get(name) for name in self.names]
 
@@ -413,7 +419,14 @@ class TensorOperator(Registered):
         inputs = {name: spec_of(given.get(name)) for name in self.op.inputs}
         attributes = self.checked(inputs, given)
         specs = result_specs(self.op, inputs, attributes)
-        results = [self._empty_result(given, name, spec) for name, spec in specs.items()]
+        results = []
+        for name, spec in specs.items():
+            dtype, model = TORCH_DTYPES[spec.dtype], model_of(self.op, name)
+            first = given[self.op.arrays[0] if model is None else model]
+            like = (
+                torch.empty_like(first, dtype=dtype) if model is not None else first.new_empty(spec.shape, dtype=dtype)
+            )
+            results.append(like)
         return results[0] if len(results) == 1 else tuple(results)
 
     def checked(self, inputs: Mapping[str, Spec | None], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -429,12 +442,6 @@ class TensorOperator(Registered):
             contract.normalise(op, attributes, {"shape": shape})
             attributes["shape"] = shape
         return attributes
-
-    def _empty_result(self, given: Mapping[str, Any], name: str, spec: Spec) -> torch.Tensor:
-        dtype, model = TORCH_DTYPES[spec.dtype], model_of(self.op, name)
-        if model is not None:
-            return torch.empty_like(given[model], dtype=dtype)
-        return given[self.op.arrays[0]].new_empty(spec.shape, dtype=dtype)
 
     # --- derivatives ---
 
@@ -502,16 +509,6 @@ def _differentiates(arguments: Sequence[Any]) -> bool:
         ):
             return True
     return False
-
-
-def _torch_dtype(op: Operator, dtype: Any) -> torch.dtype | None:
-    """A dtype, as NumPy's users write it too, as PyTorch's."""
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    attributes = {"out_dtype": dtype}
-    contract.normalise(op, attributes, {})
-    found: torch.dtype = TORCH_DTYPES[attributes["out_dtype"]]
-    return found
 
 
 def call(op: Operator, given: Mapping[str, Any]) -> Any:

@@ -5,7 +5,6 @@ What is registered for others to find, exporters and DTensor, needs no more of a
 
 import inspect
 import typing
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,7 +37,18 @@ class Registered:
     def __init__(self, op: Operator):
         self.op = op
         self.dtypes = tuple(f"{name}_dtype" for name in op.results) if len(op.results) > 1 else ("out_dtype",)
-        self.schema = _schema_arguments(op, self.dtypes)
+        self.schema: dict[str, str] = {}
+        hints = typing.get_type_hints(op.reference)
+        for name in op.parameters:
+            if name in op.inputs:
+                self.schema[name] = f"Tensor? {name}=None" if name in op.optional else f"Tensor {name}"
+            elif name == "out_dtype":
+                self.schema |= {each: f"{NAMED_TYPES[name]} {each}=None" for each in self.dtypes}
+            elif name != "out":
+                default, written = op.attributes[name], NAMED_TYPES.get(name) or TYPES[hints[name]]
+                quoted = f'"{default}"' if isinstance(default, str) else default
+                ending = "" if default is inspect.Parameter.empty else f"={quoted}"
+                self.schema[name] = f"{written} {name}{ending}"
         self.names = tuple(self.schema)
         results = ", ".join(["Tensor"] * len(op.results))
         LIBRARY.define(f"{op.name}({', '.join(self.schema.values())}) -> ({results})", tags=TAGS)
@@ -47,25 +57,6 @@ class Registered:
 
 
 REGISTERED: dict[str, Registered] = {}  # by name, once `opgrad.torch.operators` is imported
-
-
-def _schema_arguments(op: Operator, dtypes: Sequence[str]) -> dict[str, str]:
-    """The schema's arguments, as it writes them, by name."""
-    hints = typing.get_type_hints(op.reference)
-    written: dict[str, str] = {}
-    for name in op.parameters:
-        if name in op.inputs:
-            written[name] = f"Tensor? {name}=None" if name in op.optional else f"Tensor {name}"
-        elif name == "out_dtype":
-            written |= {each: f"{NAMED_TYPES[name]} {each}=None" for each in dtypes}
-        elif name != "out":
-            default = op.attributes[name]
-            written_type = NAMED_TYPES.get(name) or TYPES[hints[name]]
-            quoted = f'"{default}"' if isinstance(default, str) else default
-            written[name] = (
-                f"{written_type} {name}" if default is inspect.Parameter.empty else f"{written_type} {name}={quoted}"
-            )
-    return written
 
 
 def is_recording() -> bool:

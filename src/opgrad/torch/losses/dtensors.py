@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from opgrad.torch.functions import narrows_products, widens_softmax
 from opgrad.torch.losses.samples import (
@@ -28,7 +28,10 @@ def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:
     """
     dim %= input.dim()
     axis, mesh = _required_axis(call, "input", input, dim), input.device_mesh
-    lies = [_of_sample(each, dim) if at != axis else Replicate() for at, each in enumerate(input.placements)]
+    lies = [  # what has no classes
+        Replicate() if at == axis else Shard(each.dim - (each.dim > dim)) if isinstance(each, Shard) else each
+        for at, each in enumerate(input.placements)
+    ]
     labels, dense = _targets(call, target, input.shape, dim, mesh, lies, input.placements, shift)
     call, logits = _with_whole_weight(call), input.to_local().movedim(dim, -1)
     dtype = call.options.dtype or (torch.float32 if widens_softmax(logits) else logits.dtype)
@@ -73,13 +76,6 @@ def _required_axis(call: LossCall, name: str, value: Any, dim: int) -> int:
     return axis
 
 
-def _of_sample(placement: Placement, dim: int) -> Placement:
-    """The placement of what has no classes."""
-    if not isinstance(placement, Shard):
-        return placement
-    return Shard(placement.dim - (placement.dim > dim))
-
-
 def _class_range(call: LossCall, mesh: Any, axis: int, total: int, classes: int) -> ClassRange:
     size = -(-total // mesh.size(axis))  # as torch.chunk shares them out
     first = min(mesh.get_local_rank(axis) * size, total)
@@ -109,16 +105,13 @@ def _targets(
 
 
 def _finished(
-    call: LossCall,
-    found: Any,
-    labels: Tensor,
-    is_dense: bool,
-    mesh: Any,
-    lies: Any,
-    shape: torch.Size,
+    call: LossCall, found: Any, labels: Tensor, is_dense: bool, mesh: Any, lies: Any, shape: torch.Size,
     dtype: torch.dtype,
-) -> Any:
-    """The results of this process's samples, reduced with those of the others, as DTensors."""
+) -> Any:  # fmt: skip
+    """The results of this process's samples, reduced with those of the others, as DTensors.
+
+    The accuracy, which all processes have, is a tensor.
+    """
     groups = [mesh.get_group(place) for place, each in enumerate(lies) if isinstance(each, Shard)]
     options = call.options
     by = divisors(labels, call.weight, is_dense, options)
@@ -128,22 +121,9 @@ def _finished(
     if isinstance(result, CrossEntropyOutput) and result.token_accuracy is not None and groups:
         hits, count = _added(groups, *hits_of(found[4], labels, options.ignore_index))
         result = result._replace(token_accuracy=hits.float() / count.clamp(min=1))
-    return _placed(call, result, mesh, lies, shape)
-
-
-def _added(groups: list[Any], *numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Two numbers, each summed over the processes of all groups."""
-    both = torch.stack(numbers)
-    for group in groups:
-        dist.all_reduce(both, group=group)
-    return both[0], both[1]
-
-
-def _placed(call: LossCall, found: Any, mesh: Any, lies: Any, shape: torch.Size) -> Any:
-    """The results as DTensors; the accuracy, which all processes have, is a tensor."""
     summed = [Partial("sum") if isinstance(each, Shard) else Replicate() for each in lies]
     stride, of_samples = torch.empty(shape, device="meta").stride(), {"lse", "log_prob", "entropy", "predicted_tokens"}
-    of_samples |= {"loss", "z_loss"} if call.options.reduction == "none" else set()
+    of_samples |= {"loss", "z_loss"} if options.reduction == "none" else set()
 
     def each(name: str, value: Any) -> Any:
         if value is None or name == "token_accuracy":
@@ -152,6 +132,14 @@ def _placed(call: LossCall, found: Any, mesh: Any, lies: Any, shape: torch.Size)
             return DTensor.from_local(value, mesh, summed, run_check=False)
         return DTensor.from_local(value, mesh, lies, run_check=False, shape=shape, stride=stride)
 
-    if isinstance(found, CrossEntropyOutput):
-        return CrossEntropyOutput(*(each(name, value) for name, value in zip(found._fields, found, strict=True)))
-    return each("loss", found)
+    if isinstance(result, CrossEntropyOutput):
+        return CrossEntropyOutput(*(each(name, value) for name, value in zip(result._fields, result, strict=True)))
+    return each("loss", result)
+
+
+def _added(groups: list[Any], *numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Two numbers, each summed over the processes of all groups."""
+    both = torch.stack(numbers)
+    for group in groups:
+        dist.all_reduce(both, group=group)
+    return both[0], both[1]
