@@ -143,8 +143,8 @@ class HostRunner(Runner):
             if not trusted:
                 self.check_overlap(operands)
             steps = lambda plan, *rest: run_steps(at(Plan, plan), *rest)  # noqa: E731
-            if report := interpret.run(steps, self.plan, self.views(operands)):
-                raise self.plan.error(report)
+            if said := interpret.run(steps, self.plan, self.views(operands)):
+                raise self.plan.error(said)
             return
         run, context = threads_for() if self.threads else (0, 0)
         arrays: tuple[Any, ...] = ()

@@ -384,8 +384,13 @@ def spread(op: Operator, given: int, made: int) -> Operator:
     def replaced(tensors: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            each = {f"{name}[{i}]": _indexed(tensor, i) for i in range(count)} if tensor.several else {name: tensor}
-            found |= each
+            if not tensor.several:
+                found[name] = tensor
+                continue
+            for i in range(count):
+                shape = tensor.shape and functools.partial(tensor.shape, index=i)
+                model = tensor.dtype_of and tensor.dtype_of.replace("[]", f"[{i}]")
+                found[f"{name}[{i}]"] = replace(tensor, shape=shape, dtype_of=model, several=False)
         return found
 
     inputs, results = replaced(op.inputs, given), replaced(op.results, made)
@@ -396,12 +401,6 @@ def spread(op: Operator, given: int, made: int) -> Operator:
     }
     rest = [name for name in op.parameters if name not in op.inputs]
     return replace(op, inputs=inputs, results=results, parameters=(*inputs, *rest), in_place=shared, general=None)
-
-
-def _indexed(tensor: Tensor, index: int) -> Tensor:
-    shape = tensor.shape and functools.partial(tensor.shape, index=index)
-    model = tensor.dtype_of and tensor.dtype_of.replace("[]", f"[{index}]")
-    return replace(tensor, shape=shape, dtype_of=model, several=False)
 
 
 def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op, given, count: 0) -> General:
@@ -416,13 +415,21 @@ def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op,
         lists = [name for name, tensor in op.inputs.items() if tensor.several]
         for name in lists:
             arrays = flat.pop(name)
-            count = _length(op, name, arrays, lists[0], count)
+            if not isinstance(arrays, list | tuple):
+                raise TypeError(f"{op.name}: {name} is {type(arrays).__name__}, expected a list of arrays")
+            if not arrays:
+                raise ValueError(f"{op.name}: {name} is empty, expected at least one array")
+            if name != lists[0] and len(arrays) != count:
+                has = f"{name} has {len(arrays)} arrays"
+                raise ValueError(f"{op.name}: {has}, expected {count}, as many as {lists[0]}")
+            count = len(arrays)
             flat |= {f"{name}[{i}]": array for i, array in enumerate(arrays)}
         results = made(op, given, count)
         if not results:
             return spread(op, count, 0), flat
-        if isinstance(flat.get("out"), list | tuple):
-            flat["out"] = _flattened(flat["out"])
+        if isinstance(flat.get("out"), list | tuple):  # lists become one tuple, and a tuple of one becomes its array
+            out = tuple(array for each in flat["out"] for array in (each if isinstance(each, list | tuple) else [each]))
+            flat["out"] = out[0] if len(out) == 1 else out
         return _making_lists(op, count, results), flat
 
     return General((), expand)
@@ -431,23 +438,6 @@ def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op,
 @functools.lru_cache(maxsize=256)
 def _making_lists(op: Operator, given: int, made: int) -> Operator:
     return replace(spread(op, given, made), finish=functools.partial(_in_lists, len(op.results)))
-
-
-def _length(op: Operator, name: str, arrays: Any, first: str, expected: int) -> int:
-    """The length of a list of arrays. Raises ValueError unless it is as long as the first list."""
-    if not isinstance(arrays, list | tuple):
-        raise TypeError(f"{op.name}: {name} is {type(arrays).__name__}, expected a list of arrays")
-    if not arrays:
-        raise ValueError(f"{op.name}: {name} is empty, expected at least one array")
-    if name != first and len(arrays) != expected:
-        raise ValueError(f"{op.name}: {name} has {len(arrays)} arrays, expected {expected}, as many as {first}")
-    return len(arrays)
-
-
-def _flattened(out: Any) -> Any:
-    """The argument `out` of the expanded call: lists become one tuple, and a tuple of one becomes its array."""
-    flat = tuple(array for each in out for array in (each if isinstance(each, list | tuple) else [each]))
-    return flat[0] if len(flat) == 1 else flat
 
 
 def lists_of(op: Operator) -> int | None:

@@ -17,7 +17,7 @@ from opgrad.contract import DTYPES, Attributes, Operator, Spec, only, spread
 from opgrad.contract.signature import Explain, Problem, is_plain, prepare
 from opgrad.cpu import programs
 from opgrad.cpu.compiler import decorators
-from opgrad.cpu.compiler.decorators import inline, noting
+from opgrad.cpu.compiler.decorators import inline
 from opgrad.cpu.compiler.target import LackingError, object_cache
 from opgrad.cpu.compiler.words import Structure, at, atomic_load, load_word, structure, words
 from opgrad.cpu.runtime import threads
@@ -193,12 +193,11 @@ class Call(NamedTuple):
     def compile(self, name: str) -> bool:
         """Compile the kernel whose object code has this name; returns whether the cache has it."""
         specs = [None if each is None else Spec(each[0], DTYPES[each[1]]) for each in self.specs]
-        with noting([name]):
-            plan(self._expanded(), specs, self.attributes)
-        return object_cache().read(name) is not None
-
-    def _expanded(self) -> Operator:
-        found = public_operators()[self.operator]
+        op = public_operators()[self.operator]
         if self.needs is not None:
-            return only(found, tuple(self.needs))
-        return found if self.lists is None else spread(found, *self.lists)
+            op = only(op, tuple(self.needs))
+        elif self.lists is not None:
+            op = spread(op, *self.lists)
+        with decorators.noting([name]):
+            plan(op, specs, self.attributes)
+        return object_cache().read(name) is not None
