@@ -306,10 +306,16 @@ class RowWise:
         for name, (rows, values) in self.gradients.items():
             table, clipped = self.tables[name], values if factor == 1 else values * np.float32(factor)
             if isinstance(rule, AdamWRule):
-                settings = rule.alpha, rule.beta, rule.epsilon, rule.weight_decay, rule.adam_mode
-                moments = self.moments[name]["momentum0"], self.moments[name]["momentum1"]
-                steps, correct = self._rest.steps, bool(rule.correct_bias)
-                optim.adam_rows(table, *moments, rows, clipped, rate, steps, *settings, correct)
+                first, second = (self.moments[name][each] for each in ("momentum0", "momentum1"))
+                settings = (
+                    rule.alpha,
+                    rule.beta,
+                    rule.epsilon,
+                    rule.weight_decay,
+                    rule.adam_mode,
+                    bool(rule.correct_bias),
+                )
+                optim.adam_rows(table, first, second, rows, clipped, rate, self._rest.steps, *settings)
             else:
                 optim.sgd_rows(table, rows, clipped, rate)
         self.gradients = {}

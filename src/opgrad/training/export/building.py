@@ -237,9 +237,12 @@ def stepped(rule: StepRule, slots: Sequence[Slot], rate: Value, count: Value) ->
     if not isinstance(rule, AdamWRule):
         return [_stepped(rule, slot, rate) for slot in slots]
     scalars = (rate, *corrections(rate, count, (rule.alpha, rule.beta), bool(rule.correct_bias)))
-    names = ("alpha", "beta", "epsilon", "weight_decay", "adam_mode")
+    names, found = ("alpha", "beta", "epsilon", "weight_decay", "adam_mode"), list[New]()
     settings = {name: getattr(rule, name) for name in names}
-    return [adamw_step(each.parameter, *each.moments, each.gradient, scalars, **settings) for each in slots]
+    for each in slots:
+        first, second = each.moments
+        found.append(adamw_step(each.parameter, first, second, each.gradient, scalars, **settings))
+    return found
 
 
 def _stepped(rule: SGDRule | MomentumRule | LionRule | AdagradRule, slot: Slot, rate: Value) -> New:

@@ -230,6 +230,7 @@ def layout_of(
         [StateTensor(name, array.shape, single, GRADIENTS) for name, array in trainable.items()] if accumulate else []
     )
     groups = [weights, kept, sums]
+    named: list[tuple[str, list[StateTensor], tuple[int, ...]]]
     if flat:  # one array for each group, under the name of its kind
         named = [(group[0].kind, group, (sum(each.size for each in group),)) for group in groups if group]
     else:

@@ -194,7 +194,7 @@ class Block(ABC):
             with naming(type(self).__name__):
                 constructor(self, *args, **kwargs)
 
-        cls.__init__ = construct  # type: ignore[method-assign]
+        cls.__init__ = construct  # type: ignore[method-assign,assignment]
 
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
