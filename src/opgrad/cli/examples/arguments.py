@@ -262,3 +262,8 @@ def widened(value: Any) -> Any:
         return [widened(each) for each in value]
     whole = not isinstance(value, np.ndarray) or value.dtype.kind in "iub"
     return value if whole else value.astype(np.float64)
+
+
+def random_bytes(rng: np.random.Generator, *shape: int) -> Array:
+    """Bytes of packed weights."""
+    return rng.integers(0, 256, shape).astype(np.uint8)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.cli.examples.arguments import Example
+from opgrad.cli.examples.arguments import Example, random_bytes
 from opgrad.contract import Array, Shape
 from opgrad.ops.reference.windows import axes, transposed_axes
 
@@ -355,21 +355,17 @@ def _product(
     whole = blocks[1] * block if block > 1 else across
     given: dict[str, Any] = {
         "dy": rng.normal(size=(2, rows, n)),
-        "b": _bytes(rng, down, whole * bits // 8),
+        "b": random_bytes(rng, down, whole * bits // 8),
         "scales": rng.uniform(0.01, 0.1, blocks),
     }
     if zeros == "packed":
-        given["zero_points"] = _bytes(rng, blocks[0], -(-blocks[1] * bits // 8))
+        given["zero_points"] = random_bytes(rng, blocks[0], -(-blocks[1] * bits // 8))
     elif zeros:
         given["zero_points"] = rng.integers(0, 2**bits, blocks).astype(np.float64)
     if groups:
         given["g_idx"] = rng.integers(-blocks[1], blocks[1], k).astype(np.int32)
     given |= {"N": n, "K": k, "bits": bits, "row_block": row_block, "column_block": block, "transB": transposed}
     return Example({**given, "signed": signed, "zero_point": 0.0 if zeros or signed else 2.0 ** (bits - 1)}, n)
-
-
-def _bytes(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.integers(0, 256, shape).astype(np.uint8)
 
 
 # --- convolution -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrad.cli.examples.arguments import Example
+from opgrad.cli.examples.arguments import Example, random_bytes
 from opgrad.contract import REDUCTIONS, Array, Shape, reference
 
 # --- activations, gated layers, dropout ------------------------------------------------------------------------------
@@ -507,12 +507,12 @@ def _layer(
         "labels": np.where(rng.random(labels.shape) < 0.2, -100, labels),
     }
     if bits:
-        given["b"] = _bytes(rng, rows, blocks * block * bits // 8)
+        given["b"] = random_bytes(rng, rows, blocks * block * bits // 8)
         given["scales"] = rng.uniform(0.2, 1, (rows, blocks)) / 2**bits
     else:
         given["b"] = rng.normal(size=(rows, columns)) / np.sqrt(size)
     if zeros == "packed":
-        given["zero_points"] = _bytes(rng, rows, -(-blocks * bits // 8))
+        given["zero_points"] = random_bytes(rng, rows, -(-blocks * bits // 8))
     elif zeros:
         given["zero_points"] = rng.integers(0, 2**bits, (rows, blocks)).astype(np.float64)
     if weighted:
@@ -520,10 +520,6 @@ def _layer(
     given |= {"N": classes, "K": size, "bits": bits, "column_block": block if bits else 0, "transB": transposed}
     given |= {"zero_point": 2.0 ** (bits - 1) if bits and not zeros else 0.0, "reduction": reduction}
     return Example(given, max(size, classes, tokens))
-
-
-def _bytes(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return rng.integers(0, 256, shape).astype(np.uint8)
 
 
 # --- of two layers ---------------------------------------------------------------------------------------------------
