@@ -276,3 +276,10 @@ def test_exported_by_torch(tmp_path, architecture):
     with torch.no_grad():
         expected = model(torch.tensor(TOKENS)).logits.numpy()
     np.testing.assert_allclose(session.run(["logits"], with_mask)[0], expected, atol=1e-3)
+    found = scores(tmp_path / "tuned" / "model.onnx", tmp_path / "tuned" / "adapter.onnx_adapter")
+    with torch.no_grad():  # GPT-2's q, k and v are one module
+        tuned = PeftModel.from_pretrained(model, tmp_path / "tuned").eval()(torch.tensor(TOKENS)).logits.numpy()
+    np.testing.assert_allclose(tuned, found, atol=1e-3)
+    assert np.abs(found - expected).max() > 1e-3
+    again = Tuner(folder, adapter=tmp_path / "tuned")
+    assert again.values.keys() == tuner.values.keys()

@@ -1,5 +1,6 @@
 """Adapters in files: of PEFT, whose matrices are transposed, and the weights that clients of an exported step write."""
 
+import itertools
 import json
 import math
 import re
@@ -15,7 +16,7 @@ from opgrad.training.files.checkpoint_tables import Damaged
 from opgrad.training.files.weights import decode
 from opgrad.training.make.checks import listed
 from opgrad.tune.language_model import LanguageModel
-from opgrad.tune.lora import Adapter, Lora, choose, modules, slices
+from opgrad.tune.lora import Adapter, Lora, choose, module_of, modules, slices
 from opgrad.tune.tokenizer import WHO, read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -96,9 +97,15 @@ def write(folder: Path, base: LanguageModel, adapters: Sequence[Adapter], values
 def _modules(base: LanguageModel) -> dict[str, list[str]]:
     """The names of transformers for all modules, each with the modules here of which that is made."""
     joined, renamed = JOINED.get(base.architecture, {}), RENAMED.get(base.architecture, {})
-    found = dict[str, list[str]]()
-    for name in modules(base):
+    found, around = dict[str, list[str]](), ""
+    if any(each.role == "head" for each in base.products):  # what all names begin with is a module around the model
+        levels = zip(*(module_of(each).split(".") for each in base.products), strict=False)
+        around = "".join(f"{names[0]}." for names in itertools.takewhile(lambda names: len(set(names)) == 1, levels))
+    for name, product in modules(base).items():
         whole, parts = name, [name]
+        # Builders join q, k and v themselves, as qkv_proj; under another name the product is the module's own.
+        if product.parts and not module_of(product).endswith("qkv_proj"):
+            whole, parts = module_of(product), [each for each, _, _ in slices(product)]
         for theirs, own in joined.items():
             for part in (each for each in own if name.endswith(f".{each}")):
                 before = name.removesuffix(part)
@@ -107,7 +114,7 @@ def _modules(base: LanguageModel) -> dict[str, list[str]]:
             ends = (each for each in renamed if name.endswith(f".{each}"))
             if (end := next(ends, None)) is not None:
                 whole = name.removesuffix(end) + renamed[end]
-        found[_in_whole(base, whole)] = parts
+        found[_in_whole(base, whole.removeprefix(around))] = parts
     return found
 
 
