@@ -148,7 +148,7 @@ class Graph:
     def _read(self) -> None:
         self._slots = [[node] for node in self.graph.node]
         self.initializers = {each.name: each for each in self.graph.initializer}
-        self.quantized: set[str] | None = None  # see reach.quantized
+        self.quantized: set[str] | None = None  # see expansion.quantized
         self.index()
         self._is_current = False  # whether the types are those of all nodes
         self._folded = {name: value for name, value in self._folded.items() if value is not None}

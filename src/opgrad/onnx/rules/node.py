@@ -428,7 +428,7 @@ class Declared:
     node's inputs, and differentiates them.
     direct: for an operator that recomputes, the rule that is used if no gradient is needed but those of the inputs at
     its indices; None from it leaves the work to the formula.
-    integers: the rule also holds for integers that stand for floats (see `reach.quantized`), because the operator
+    integers: the rule also holds for integers that stand for floats (see `expansion.quantized`), because the operator
     copies or selects them and does not compute with them.
     """
 
