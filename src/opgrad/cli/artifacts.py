@@ -313,7 +313,7 @@ def artifacts(
     found = inspection.inspect_made(made.directory, files.prefix, made.files)
     rows = [("files", ", ".join(f"{name} {text.size(count)}" for name, count in found.files.items()))]
     named = loss.loss or "the model's own"
-    rows += [("loss", f"{named}: {made.loss}"), ("batch", text.ports_text(found.inputs))]
+    rows += [("loss", f"{named}: {made.loss}"), ("batch", inspection.ports_text(found.inputs))]
     rows += [("outputs", ", ".join(made.outputs))] if len(made.outputs) > 1 else []
     rows += [("optimizer", text.optimizer_text(node)) for node in found.optimizer]
     for what, names in (("trainable", made.trainable), ("frozen", made.frozen)):
@@ -322,4 +322,4 @@ def artifacts(
     rows += [("constants", f"not trained: {', '.join(made.constants)}")] if made.constants else []
     rows += [("note", note) for note in made.notes]
     screen.print(text.facts(f"artifacts in {made.directory}", rows))
-    screen.print(text.parameter_table(found.parameters))
+    screen.print(inspection.parameter_table(found.parameters))

@@ -16,7 +16,7 @@ from onnx.helper import get_attribute_value
 from rich.console import Console
 from rich.table import Table
 
-from opgrad.cli.text import amount, facts, fit, optimizer_text, parameter_table, ports_text, shown_number, size
+from opgrad.cli.text import amount, facts, fit, optimizer_text, shown_number, size
 from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, written_inputs
 from opgrad.onnx.graph.loading import check_sizes, read_model
 from opgrad.onnx.graph.messages import MICROSOFT
@@ -26,6 +26,7 @@ from opgrad.onnxruntime.loading import LOWERING, NATIVE, NOBODY, OPGRAD, ModelOp
 from opgrad.training.engine.training_graph import Fused, fuse_nodes, session_options
 from opgrad.training.files.artifact_set import BUFFER_SUFFIX, FILES, RESET, read_rule, tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint, data_of, read_checkpoint
+from opgrad.training.files.dataset import show
 from opgrad.training.files.tensor_values import VALUES, read_apart, read_shared
 from opgrad.training.make.checks import listed, quantity, refused_types
 from opgrad.training.make.forms import cut_note
@@ -286,6 +287,25 @@ def _optimizer(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 LONGEST = 60  # the most characters of a property in a table
+
+
+def ports_text(ports: Iterable[InspectedTensor]) -> str:
+    """Names, dtypes and shapes."""
+    return "; ".join(f"{each.name} {each.dtype} {show(each.shape)}" for each in ports) or "none"
+
+
+def parameter_table(parameters: Iterable[InspectedParameter]) -> Table:
+    """A line for each parameter, and the sums."""
+    table = Table("parameter", "shape", "dtype", "kind", row_styles=("", "dim"))
+    table.add_column("bytes", justify="right")
+    parameters = list(parameters)
+    for each in parameters:
+        table.add_row(each.name, show(each.shape), each.dtype, each.kind, f"{each.bytes:,}")
+    table.add_section()
+    for kind in dict.fromkeys(each.kind for each in parameters):
+        of_kind = [each for each in parameters if each.kind == kind]
+        table.add_row(f"{len(of_kind)} in all", "", "", kind, f"{sum(each.bytes for each in of_kind):,}")
+    return table
 
 
 def print_inspection(console: Console, found: Inspection) -> None:

@@ -1,16 +1,12 @@
-"""Words and small tables that commands share: sizes, amounts, settings of optimizers, inputs, parameters."""
+"""Words and small tables that commands share: sizes, amounts, settings of optimizers."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from opgrad.training.files.dataset import show
 from opgrad.training.make.checks import quantity
-
-if TYPE_CHECKING:
-    from opgrad.cli.inspection import InspectedParameter, InspectedTensor
 
 PIPE_WIDTH = 160  # the width of a table in a file or a pipe
 # The attributes of optimizers by the option that sets them, where that has another name; `betas` takes two numbers.
@@ -32,11 +28,6 @@ def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def ports_text(ports: Iterable["InspectedTensor"]) -> str:
-    """Names, dtypes and shapes."""
-    return "; ".join(f"{each.name} {each.dtype} {show(each.shape)}" for each in ports) or "none"
-
-
 def optimizer_text(node: Mapping[str, Any]) -> str:
     """A node of an optimizer model with its attributes."""
     return ": ".join(filter(None, (node["name"], settings_text(node["attributes"]))))
@@ -55,20 +46,6 @@ def settings_text(attributes: Mapping[str, Any]) -> str:
 
 def shown_number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def parameter_table(parameters: Iterable["InspectedParameter"]) -> Table:
-    """A line for each parameter, and the sums."""
-    table = Table("parameter", "shape", "dtype", "kind", row_styles=("", "dim"))
-    table.add_column("bytes", justify="right")
-    parameters = list(parameters)
-    for each in parameters:
-        table.add_row(each.name, show(each.shape), each.dtype, each.kind, f"{each.bytes:,}")
-    table.add_section()
-    for kind in dict.fromkeys(each.kind for each in parameters):
-        of_kind = [each for each in parameters if each.kind == kind]
-        table.add_row(f"{len(of_kind)} in all", "", "", kind, f"{sum(each.bytes for each in of_kind):,}")
-    return table
 
 
 def amount(tensors: int, numbers: int) -> str:
