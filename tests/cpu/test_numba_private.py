@@ -12,7 +12,8 @@ from subprocesses import run_python
 
 import opgrad
 from opgrad.base.locks import compilers_locks
-from opgrad.cpu.compiler.lowering import build, numba_private
+from opgrad.cpu.compiler.lowering import numba_private
+from opgrad.cpu.compiler.lowering.build import SHORTCUTS
 
 pytestmark = pytest.mark.any_cpu
 
@@ -40,7 +41,7 @@ def test_this_release_has_every_name():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert numba_private.without_unneeded(everything)
-    assert len(build.SHORTCUTS) == 6
+    assert len(SHORTCUTS) == 6
 
 
 class _State:
