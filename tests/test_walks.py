@@ -64,7 +64,7 @@ ROOMS = (
     "onnx",
     "onnxruntime",
 )  # whose files count; kernels and their compiler have walks of their own
-MOST_FILES, MOST_HOPS = 100, 10
+MOST_FILES, MOST_HOPS = 65, 10
 
 
 def test_the_command_train_steps_soon(tmp_path):
