@@ -62,17 +62,13 @@ ROOMS = {
         "numpy onnxruntime matplotlib rich tensorboardX",
         "base cpu/runtime training/files training/make training/engine",
     ),
-    "training/quantization": (
-        "numpy ml_dtypes onnx onnxruntime",
-        "base onnx/graph onnx/passes onnx/rules training/files training/make training/run",
-    ),
     "training/export": (
         "numpy onnx",
         "base contract onnx/graph onnx/passes onnx/plain onnxruntime training/files training/make",
     ),
     "training": (
-        "numpy onnx onnxruntime",
-        "base cpu/runtime onnx/graph onnx/passes training/files training/make training/engine",
+        "numpy ml_dtypes onnx onnxruntime",
+        "base cpu/runtime onnx/graph onnx/passes onnx/rules training/files training/make training/engine training/run",
     ),
     "tune": (
         "numpy onnx onnxruntime onnxruntime_genai tokenizers jinja2 pyarrow",
@@ -82,7 +78,7 @@ ROOMS = {
     "cli": (
         "numpy ml_dtypes onnx rich typer",
         "base contract ops cpu/compiler cpu/runtime cpu call call/libraries onnx/graph opgrad onnxruntime"
-        " training/files training/make training/engine training/run training/quantization training/export training"
+        " training/files training/make training/engine training/run training/export training"
         " tune",
     ),
 }
