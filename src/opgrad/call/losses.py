@@ -26,7 +26,7 @@ from opgrad.ops.reference.loss_options import (
 CHUNK = 32 << 20  # bytes of logits that are computed at a time
 
 
-class SampleReduction(NamedTuple):
+class _SampleReduction(NamedTuple):
     """How the losses of samples are reduced.
 
     by_weight, by_count: what the sums of losses and of squares of lse are multiplied by.
@@ -52,21 +52,21 @@ class SampleReduction(NamedTuple):
         return np.asarray(loss.sum(dtype=np.float64) * self.by_weight).astype(loss.dtype)
 
 
-def reduction_of(labels: Array, weight: Array | None, options: LossOptions) -> SampleReduction:
+def _reduction_of(labels: Array, weight: Array | None, options: LossOptions) -> _SampleReduction:
     """The reduction of samples with these labels. weight: None for class probabilities, whose samples count alike."""
     weight = None if weight is None else np.asarray(weight)
     both = divisors(np, labels, weight, options, np.float64, lambda array, dtype: np.asarray(array).astype(dtype))
-    return SampleReduction(labels, options, float(over(np, both[0])), float(over(np, both[1])))
+    return _SampleReduction(labels, options, float(over(np, both[0])), float(over(np, both[1])))
 
 
-def moved_labels(name: str, labels: Array, shift: int, ignore_index: int | None, is_dense: bool = False) -> Array:
+def _moved_labels(name: str, labels: Array, shift: int, ignore_index: int | None, is_dense: bool = False) -> Array:
     """Labels in a dtype that ignore_index fits, moved by `shift`."""
     wide = labels if in_int32(ignore_index) else labels.astype(np.int64)
     moved: Array = shifted(np, name, wide, shift, ignore_index, is_dense)
     return moved
 
 
-def checked_array(name: str, argument: str, value: Any) -> Array:
+def _checked_array(name: str, argument: str, value: Any) -> Array:
     """NumPy's array of an argument. Raises TypeError for another library's."""
     if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
         library = type(value).__module__.partition(".")[0]
@@ -75,17 +75,17 @@ def checked_array(name: str, argument: str, value: Any) -> Array:
     return np.asarray(value)
 
 
-def precision_of(x: Array) -> np.dtype[Any]:
+def _precision_of(x: Array) -> np.dtype[Any]:
     """The dtype in which a layer is computed."""
     return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
 
 
-def logits_of(x: Array, w: Array, b: Array | None) -> Array:
+def _logits_of(x: Array, w: Array, b: Array | None) -> Array:
     found: Array = x @ w.T
     return found if b is None else found + b
 
 
-def layer_gradients(
+def _layer_gradients(
     x: Array, w: Array, b: Array | None, kept: Array, compute: Callable[[Array, Array], Array | None], layers: int = 1
 ) -> tuple[Array, Array, Array | None]:
     """The gradients of a linear layer, of which the logits of some rows at a time are computed.
@@ -93,14 +93,14 @@ def layer_gradients(
     kept: the rows that count. compute: given rows and their logits, stores the rows' results and returns the gradient
     with respect to the logits, or None. layers: how many layers' logits there are at a time.
     """
-    number, bias = precision_of(x), None if b is None else np.asarray(b).astype(precision_of(x))
+    number, bias = _precision_of(x), None if b is None else np.asarray(b).astype(_precision_of(x))
     wide = w.astype(number, copy=False)
     dx, dw, db = np.zeros(x.shape, number), np.zeros(w.shape, number), np.zeros(len(w), number)
     count = max(CHUNK // max(layers * len(w) * number.itemsize, 1), 1)
     for start in range(0, len(kept), count):
         rows = kept[start : start + count]
         part = x[rows].astype(number)
-        dlogits = compute(rows, logits_of(part, wide, bias))
+        dlogits = compute(rows, _logits_of(part, wide, bias))
         if dlogits is not None:
             dx[rows] = dlogits @ wide
             dw += dlogits.T @ part
@@ -230,7 +230,7 @@ def _read(name: str, shift: int, options: tuple[Any, ...]) -> LossOptions:
     return replace(chosen, ignore_index=IGNORED) if shift and chosen.ignore_index is None else chosen
 
 
-def _output(reduction: SampleReduction, found: Any) -> CrossEntropyOutput:
+def _output(reduction: _SampleReduction, found: Any) -> CrossEntropyOutput:
     (loss, lse, log_prob, entropy, predicted), labels, options = found, reduction.labels, reduction.options
     z_loss = (options.lse_square_scale * lse * lse).astype(lse.dtype)
     if options.reduction != "none":
@@ -247,22 +247,22 @@ def _of_logits(
     dloss: Array | float | None = None, **upstream: Any,
 ) -> tuple[CrossEntropyOutput, Array | None]:  # fmt: skip
     """The results, and the gradient with respect to logits if dloss is given."""
-    logits, labels = checked_array(name, "logits", logits), checked_array(name, "labels", labels)
+    logits, labels = _checked_array(name, "logits", logits), _checked_array(name, "labels", labels)
     chosen, is_dense = _read(name, shift, options), labels.dtype.kind not in "iu"
     if is_dense and (shift or chosen.ignore_index is not None):
         raise ValueError(f"{name}: labels are class probabilities, expected neither shift nor ignore_index")
     probabilities = labels if is_dense else None
     if is_dense:
         labels = np.zeros(logits.shape[:1] + logits.shape[2:], np.int64)
-    labels = moved_labels(name, labels, shift, chosen.ignore_index, is_dense)
+    labels = _moved_labels(name, labels, shift, chosen.ignore_index, is_dense)
     if not is_dense and logits.ndim > 1:
         check_labels(name, "labels", labels, logits.shape[1], chosen.ignore_index)
     given: dict[str, Any] = {"labels": labels, "weight": weight, "probabilities": probabilities, **chosen.attributes}
     counted = None if is_dense else weight
     if dloss is None:
         found = sample_losses(logits, **given)
-        return _output(reduction_of(labels, counted, chosen), found), None
-    reduction = reduction_of(labels, counted, chosen)
+        return _output(_reduction_of(labels, counted, chosen), found), None
+    reduction = _reduction_of(labels, counted, chosen)
     *results, dlogits = sample_losses_and_grad(logits, **given, **reduction.upstream(dloss), **upstream)
     return _output(reduction, results), dlogits
 
@@ -276,14 +276,14 @@ def _of_layer(
 ) -> tuple[CrossEntropyOutput, tuple[Array, Array, Array | None]]:  # fmt: skip
     """The results, and the gradients, which are 0 unless dloss is given."""
     named = {"x": x, "linear_weight": w, "labels": labels}
-    x, w, labels = (checked_array(name, argument, value) for argument, value in named.items())
+    x, w, labels = (_checked_array(name, argument, value) for argument, value in named.items())
     check_layer(name, labels, labels.dtype.kind in "iu", x, w, b, weight)
     chosen = _read(name, shift, options)
-    labels = moved_labels(name, labels, shift, chosen.ignore_index)
+    labels = _moved_labels(name, labels, shift, chosen.ignore_index)
     check_labels(name, "labels", labels, len(w), chosen.ignore_index)
-    reduction = reduction_of(labels, weight, chosen)
+    reduction = _reduction_of(labels, weight, chosen)
     kept = np.arange(len(x)) if chosen.ignore_index is None else np.flatnonzero(labels != chosen.ignore_index)
-    found = [np.zeros(len(x), precision_of(x)) for _ in range(4)] + [np.full(len(x), -1, np.int64)]
+    found = [np.zeros(len(x), _precision_of(x)) for _ in range(4)] + [np.full(len(x), -1, np.int64)]
     upstream = {} if dloss is None else reduction.upstream(dloss)
 
     def compute(rows: Array, logits: Array) -> Array | None:
@@ -298,7 +298,7 @@ def _of_layer(
             whole[rows] = values
         return dlogits
 
-    grads = layer_gradients(x, w, b, kept, compute)
+    grads = _layer_gradients(x, w, b, kept, compute)
     return _output(reduction, found), grads
 
 
@@ -389,7 +389,7 @@ def _of_layers(
     if len(y) != len(x) or len(v) != len(w):
         what = f"teacher_input has {len(y)} rows and teacher_weight {len(v)} classes"
         raise ValueError(f"{name}: {what}, expected {len(x)} and {len(w)}, those of the student")
-    chosen_labels = np.zeros(len(x), np.int64) if labels is None else checked_array(name, "labels", labels)
+    chosen_labels = np.zeros(len(x), np.int64) if labels is None else _checked_array(name, "labels", labels)
     if chosen_labels.shape != (len(x),) or chosen_labels.dtype.kind not in "iu":
         what = f"labels has shape {chosen_labels.shape} and dtype {chosen_labels.dtype.name}"
         raise ValueError(f"{name}: {what}, expected {(len(x),)} and integers")
@@ -397,27 +397,27 @@ def _of_layers(
     ignored = ignored if shift or labels is not None else None
     given = reduction_name, ignored, 0.0, 0.0, None, temperature, num_items
     chosen = read_options(name, *given)
-    chosen_labels = moved_labels(name, chosen_labels, shift, ignored)
-    reduction = reduction_of(chosen_labels, None, chosen)
-    number = precision_of(x)
+    chosen_labels = _moved_labels(name, chosen_labels, shift, ignored)
+    reduction = _reduction_of(chosen_labels, None, chosen)
+    number = _precision_of(x)
     losses, slopes = np.zeros(len(x), number), reduction.upstream(1.0 if dloss is None else dloss)["dloss"]
     kept = np.arange(len(x)) if ignored is None else np.flatnonzero(chosen_labels != ignored)
     v, c = v.astype(number), None if c is None else c.astype(number)
 
     def compute(rows: Array, logits: Array) -> Array | None:
-        others = logits_of(y[rows].astype(number), v, c)
+        others = _logits_of(y[rows].astype(number), v, c)
         losses[rows], dlogits = softmax_divergence_and_grad(logits, others, slopes[rows], beta, temperature)
         return None if dloss is None else dlogits
 
-    grads = layer_gradients(x, w, b, kept, compute, layers=2)
+    grads = _layer_gradients(x, w, b, kept, compute, layers=2)
     return reduction.reduced(losses), *grads
 
 
 def _layer(name: str, who: str, given: Any) -> tuple[Array, Array, Array | None]:
     """A layer's arrays. Raises TypeError or ValueError unless they fit together."""
     x, w, b = given
-    x, w = checked_array(name, f"{who}_input", x), checked_array(name, f"{who}_weight", w)
-    b = None if b is None else checked_array(name, f"{who}_bias", b)
+    x, w = _checked_array(name, f"{who}_input", x), _checked_array(name, f"{who}_weight", w)
+    b = None if b is None else _checked_array(name, f"{who}_bias", b)
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         shapes = f"{who}_input has shape {x.shape} and {who}_weight {w.shape}"
         raise ValueError(f"{name}: {shapes}, expected (N, H) and (C, H)")
