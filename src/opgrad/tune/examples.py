@@ -413,7 +413,7 @@ class TokenData(RowData):
             part = (0, slice(ends[row], ends[row] + length)) if self.packed else (row, slice(length))
             tokens[part], weights[part], places[part] = each.tokens[:-1], each.weights[1:], np.arange(length)
             labels[part] = np.where(each.trained[1:], each.tokens[1:], IGNORED)
-        arrays = {self.tokens: tokens, self.labels: labels, WEIGHTS: weights}
+        arrays: dict[str, np.ndarray] = {self.tokens: tokens, self.labels: labels, WEIGHTS: weights}
         if self.packed:
             arrays |= {STARTS: np.append(ends, shape[1])[None].astype(np.int64), PLACES: places}
         return TokenBatch(arrays)
