@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Of all Python files under a folder. A change that needs more says so here, and what went for it.
-LINES = {"src": 91_600, "tests": 64_100, "bench": 5_450}
+LINES = {"src": 85_400, "tests": 63_500, "bench": 5_250}
 LONGEST = 760  # lines of a file
 
 
