@@ -241,6 +241,20 @@ def test_a_crash_leaves_the_old_checkpoint_or_the_new_one(external_data, sizes, 
     assert step > 5
 
 
+def test_an_error_of_the_disk_leaves_no_files_behind(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    for external_data in (False, True):
+        write_checkpoint(sample(), tmp_path / "checkpoint", external_data=external_data)
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(OSError, match="No space left"):
+                write_checkpoint(sample(1), tmp_path / "checkpoint", external_data=external_data)
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_each_checkpoint_has_one_file_with_its_values(tmp_path):
     path = tmp_path / "checkpoint"
     for seed in range(4):

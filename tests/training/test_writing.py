@@ -171,7 +171,7 @@ def _figures(folder, seed):
 
 
 def _one_checkpoint(folder, seed):
-    write_checkpoint(Checkpoint({"w": np.full(9, seed, np.float32)}, {}), folder / "checkpoint", external_data=True)
+    write_checkpoint(Checkpoint({"w": np.full(9, seed, np.float32)}, {}), folder / "checkpoint")
 
 
 WRITERS = (
