@@ -20,9 +20,9 @@ FAR, FAR_NARROW = 2e-5, 4e-3  # relative tolerances: for numbers written with fe
 
 
 def is_near(graph: Graph, name: str, number: float) -> bool:
-    """Whether a value is a constant near this number, within the tolerance of its type."""
+    """Whether a value is this number, or near one that has more digits than its type, within the type's tolerance."""
     found = graph.scalar(name)
-    far = FAR_NARROW if graph.element_type(name) in NARROW else FAR
+    far = 0.0 if float(2 * number).is_integer() else FAR_NARROW if graph.element_type(name) in NARROW else FAR
     return found is not None and math.isclose(found, number, rel_tol=far)
 
 
