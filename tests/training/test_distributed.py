@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,8 +50,10 @@ def test_parts_are_the_batches(size, whole):
 def test_collective_that_ends_as_the_wait_for_it_does(fails):
     from opgrad.training.engine.distributed import Processes
 
-    processes, waits = Processes.__new__(Processes), []
-    processes._store = None
+    processes: Any = Processes.__new__(Processes)
+    waits = []
+    processes._store, processes._group, processes.seconds = None, None, 0.0
+    processes._torch = SimpleNamespace(from_numpy=lambda array: array)
 
     def wait(_):
         waits.append(len(waits))
@@ -58,11 +61,8 @@ def test_collective_that_ends_as_the_wait_for_it_does(fails):
             raise RuntimeError("timed out" if len(waits) == 1 else "broken")
 
     work = SimpleNamespace(wait=wait, is_completed=lambda: bool(waits))
-    if fails:
-        with pytest.raises(RuntimeError, match="broken"):
-            processes._wait(work)
-    else:
-        processes._wait(work)
+    with pytest.raises(RuntimeError, match="broken") if fails else nullcontext():
+        processes._communicate(lambda array, **given: work, np.zeros(1))
     assert waits == [0, 1]
 
 
@@ -239,9 +239,11 @@ def test_a_process_without_rows_adds_nothing():
     """Whatever an earlier batch has left in its gradients."""
     gradients = np.full(4, np.inf, np.float32)
     fit: Any = object.__new__(Fit)
-    fit.trainer = SimpleNamespace(gradients=SimpleNamespace(flat=gradients[:3], extended=gradients))
-    fit._mean, fit._processes = None, SimpleNamespace(is_group=True)
-    fit._finish_gradients(None, SimpleNamespace(requested=False))
+    flat = SimpleNamespace(flat=gradients[:3], extended=gradients)
+    fit.trainer = SimpleNamespace(gradients=flat, rows=None, optimizer=SimpleNamespace(), update=lambda: None)
+    fit._mean, fit._processes = None, SimpleNamespace(is_group=True, add=lambda array: None)
+    fit._schedule, fit.state = SimpleNamespace(at=lambda step: 0.1), SimpleNamespace(steps=0)
+    fit._step(iter(()), SimpleNamespace(parts=(), batches=1), SimpleNamespace(requested=False))
     assert gradients.tolist() == [0, 0, 0, 0]
 
 

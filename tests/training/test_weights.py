@@ -16,7 +16,8 @@ from opgrad.onnx.graph.loading import load
 from opgrad.onnx.graph.nodes import SCOPES, module_path
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.make.selection import Candidates, untie
+from opgrad.training.make.selection import Candidates
+from opgrad.training.make.tensors import untie
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
 from opgrad.training.quantization import KINDS, keep_paths, paths_of, prepare
 

@@ -44,7 +44,8 @@ from opgrad.training.files.artifact_set import tensor_spec
 from opgrad.training.files.dataset import batches, load_inputs, located
 from opgrad.training.make.blocks import Block, append, array, current, in_float32, number, positive
 from opgrad.training.make.losses import KLDivLoss
-from opgrad.training.make.selection import Candidates, is_handed_on, matching
+from opgrad.training.make.selection import Candidates
+from opgrad.training.make.tensors import is_handed_on, matching
 from opgrad.training.run.recipe import Recipe
 
 __all__ = ["KINDS", "Distillation", "convert", "prepare", "with_teacher"]

@@ -26,7 +26,7 @@ from opgrad.onnx.graph.nodes import attributes_of, names_in, rename, rename_inpu
 from opgrad.ops.quantized import floats_of
 from opgrad.training.files.tensor_values import array_of
 from opgrad.training.make.checks import listed, near
-from opgrad.training.make.selection import fits
+from opgrad.training.make.tensors import fits
 from opgrad.tune.language_model import LanguageModel, attributes_of_nbits
 from opgrad.tune.options import parsed, require
 from opgrad.tune.products import TABLES, WeightProduct

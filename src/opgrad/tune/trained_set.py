@@ -22,7 +22,8 @@ from opgrad.training.files.artifact_set import AdamWRule, ArtifactSet
 from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import Held, inputs_of_all
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
-from opgrad.training.make.selection import Candidates, matching, torn_layers, torn_note
+from opgrad.training.make.selection import Candidates, torn_layers, torn_note
+from opgrad.training.make.tensors import matching
 from opgrad.tune.caches import PLACES, STARTS, packed_rows
 from opgrad.tune.language_model import LanguageModel, use_tiles
 from opgrad.tune.lora import DRAW, Adapter, insert, without_adapters

@@ -10,7 +10,7 @@ import numpy as np
 
 import opgrad
 from opgrad.contract import DTYPES, Array, Operator, Shape, Spec, normalise
-from opgrad.ops import operators
+from opgrad.ops import public_operators
 
 CACHE_LINE = 64
 PERIOD = 999_983  # elements after which random values repeat: a prime, so that rows differ
@@ -138,7 +138,7 @@ def arguments(
     shapes = _shapes(op, shape, indices, optional, attributes)
     axis = 1 if op.kind == "classes" else attributes.get("axis", 0)
     high = shape[axis] if shape and op.kind in ("classes", "slices") else 1  # the number of classes or indices
-    made, values, before = source(seed), dict[str, Any](), operators()[op.forward] if op.forward else None
+    made, values, before = source(seed), dict[str, Any](), public_operators().get(op.forward or "")
     for name in shapes:
         if _is_integer(op, name):
             values[name] = made.integers(1 if equal else high, shapes[name])

@@ -6,8 +6,8 @@ operands, whose scales and zero points count as constants. Weights of a few bits
 each block.
 """
 
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from onnx import TensorProto
@@ -31,24 +31,36 @@ from opgrad.onnx.rules.node import (
     sizes_of,
 )
 
-LIMITS: dict[int, tuple[int, int]] = {
-    TensorProto.UINT8: (0, 255),
-    TensorProto.INT8: (-128, 127),
-    TensorProto.UINT16: (0, 65535),
-    TensorProto.INT16: (-32768, 32767),
-    TensorProto.UINT4: (0, 15),
-    TensorProto.INT4: (-8, 7),
-    TensorProto.UINT2: (0, 3),
-    TensorProto.INT2: (-2, 1),
-}
+Row = TypeVar("Row")
+
+
+def _known(table: Mapping[str, Row]) -> dict[int, Row]:
+    """A table by element types, of those that the installed onnx has: it got the types of two bits with 1.20."""
+    return {getattr(TensorProto, name): row for name, row in table.items() if hasattr(TensorProto, name)}
+
+
+LIMITS = _known(
+    {
+        "UINT8": (0, 255),
+        "INT8": (-128, 127),
+        "UINT16": (0, 65535),
+        "INT16": (-32768, 32767),
+        "UINT4": (0, 15),
+        "INT4": (-8, 7),
+        "UINT2": (0, 3),
+        "INT2": (-2, 1),
+    }
+)
 # The largest numbers of the small floats, whose rounding saturates.
-LARGEST: dict[int, float] = {
-    TensorProto.FLOAT8E4M3FN: 448,
-    TensorProto.FLOAT8E4M3FNUZ: 240,
-    TensorProto.FLOAT8E5M2: 57344,
-    TensorProto.FLOAT8E5M2FNUZ: 57344,
-    TensorProto.FLOAT4E2M1: 6,
-}
+LARGEST = _known(
+    {
+        "FLOAT8E4M3FN": 448,
+        "FLOAT8E4M3FNUZ": 240,
+        "FLOAT8E5M2": 57344,
+        "FLOAT8E5M2FNUZ": 57344,
+        "FLOAT4E2M1": 6,
+    }
+)
 QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
 # Operators whose results are sums of products of integers, which stand for themselves.
 SUMS = ("MatMulInteger", "ConvInteger")
@@ -185,14 +197,16 @@ def fake_quant(node: Node) -> Value:
 
 
 # The bits of an integer and whether it has a sign, by its type.
-INTEGERS: dict[int, tuple[int, bool]] = {
-    TensorProto.INT8: (8, True),
-    TensorProto.UINT8: (8, False),
-    TensorProto.INT4: (4, True),
-    TensorProto.UINT4: (4, False),
-    TensorProto.INT2: (2, True),
-    TensorProto.UINT2: (2, False),
-}
+INTEGERS = _known(
+    {
+        "INT8": (8, True),
+        "UINT8": (8, False),
+        "INT4": (4, True),
+        "UINT4": (4, False),
+        "INT2": (2, True),
+        "UINT2": (2, False),
+    }
+)
 COPIES = ("Identity", "Cast")
 BYTES_SUFFIX = ".bytes"
 

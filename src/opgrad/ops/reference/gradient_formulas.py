@@ -15,5 +15,6 @@ SHARED: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "sigmoid_grad": lambda xp, dy, y: dy * y * (1 - y),
         "tanh_grad": lambda xp, dy, y: dy * (1 - y * y),
         "leaky_relu_grad": lambda xp, dy, y, alpha=0.01: xp.where(y > 0, dy, alpha * dy),
+        "in_place_accumulator": lambda xp, buffer, value, overwrite=False: value if overwrite else buffer + value,
     }
 )

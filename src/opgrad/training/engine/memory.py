@@ -26,7 +26,7 @@ from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import AdamWRule, Rule, SGDRule
 from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup
-from opgrad.training.make.selection import matching, name_in_module
+from opgrad.training.make.tensors import matching, name_in_module
 
 # A pass over fewer bytes runs in one thread. After a run of the graph onnxruntime's threads keep spinning, so that
 # threads of the optimizer wait for a core, and the next run waits for them. With two threads on two cores an optimizer

@@ -16,7 +16,8 @@ from opgrad.training.make import forms
 from opgrad.training.make.checks import check_built, refused_inputs, refused_types
 from opgrad.training.make.forms import cut_maps
 from opgrad.training.make.named_blocks import Loss
-from opgrad.training.make.selection import Candidates, no_weights, part_statistics, reaching
+from opgrad.training.make.selection import Candidates, no_weights, reaching
+from opgrad.training.make.tensors import part_statistics
 
 TAKING = ("MatMul", "Gemm", "Conv", "ConvTranspose")  # operators whose second input are weights
 OF_CLASSES = (Loss.CrossEntropyLoss, Loss.NLLLoss)  # losses whose labels are numbers of classes
