@@ -13,7 +13,8 @@ FLOWER := .venv-flower
 GPU_RUNTIME := build/onnxruntime-gpu
 INTEGRATION_TESTS := tests/torch/test_patching.py tests/portable/test_flower.py tests/libraries/test_architectures.py
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
-	tests/test_cli.py::test_help_explains_every_command -k "bfloat16 or training or checkpoint or help"
+	tests/gradients/test_statistics.py tests/test_cli.py::test_help_explains_every_command \
+	-k "bfloat16 or training or checkpoint or statistics or help"
 
 # A process that dies ends the run, where pytest-xdist would replace it and may then wait for ever; so does one whose
 # test takes a quarter of an hour, with all its threads' tracebacks. pytest 8 does without the last.
