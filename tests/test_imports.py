@@ -181,8 +181,7 @@ def test_importing_opgrad_is_light(code):
 
 
 def said_of(name):
-    folder = PACKAGE / name.removeprefix("opgrad")  # or a room that is one file
-    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    file = PACKAGE / name.removeprefix("opgrad") / "__init__.py"
     return " ".join(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))).split())
 
 

@@ -120,7 +120,7 @@ def report_indices(parts, found, indices: Pointer, status):
             break
 
 
-# --- forward -------------------------------------------------------------------------------------------------------
+# --- slices by index: forward ----------------------------------------------------------------------------------------
 
 
 @inline
@@ -189,7 +189,7 @@ def copy_slices(
             copy_bytes(v.address_of(y.data) + unit * post * item, source, post * item)
 
 
-# --- backward: sort the slices by where they go --------------------------------------------------------------------
+# --- slices by index: backward, sort them by where they go -----------------------------------------------------------
 
 
 @inline
@@ -206,7 +206,7 @@ def _put_slice(order: int, place: int, slice: int, indices, j: int) -> None:
 SLICES_BY_TARGET = counting_sort(_target_of, _put_slice, Pointer, int)
 
 
-# --- backward: sum -------------------------------------------------------------------------------------------------
+# --- slices by index: backward, sum ----------------------------------------------------------------------------------
 
 
 @fold_down
@@ -376,7 +376,7 @@ def strip_at(lines, strip: int) -> tuple[int, int, int]:
     return offset + column, x_offset + column, min(lines.width, lines.run - column)
 
 
-# --- forward -------------------------------------------------------------------------------------------------------
+# --- elements along an axis: forward ---------------------------------------------------------------------------------
 
 
 @kernel
@@ -403,7 +403,7 @@ def copy_elements(units: Units, lines: LineStrips, per_block, blocks, asked, ind
                     v.store_one(out, i, v.load_one(source, named(names, i, size) * x_step + q))
 
 
-# --- backward ------------------------------------------------------------------------------------------------------
+# --- elements along an axis: backward --------------------------------------------------------------------------------
 
 
 @inline

@@ -351,7 +351,7 @@ def elements_of(block: int, planes) -> int:
     return min(planes.per_block, planes.samples - block * planes.per_block) * planes.size
 
 
-# --- forward -------------------------------------------------------------------------------------------------------
+# --- long planes: forward --------------------------------------------------------------------------------------------
 
 
 class Normalized(NamedTuple):
@@ -446,7 +446,7 @@ BY_PLANES = plane_kernels(
 )
 
 
-# --- backward ------------------------------------------------------------------------------------------------------
+# --- long planes: backward -------------------------------------------------------------------------------------------
 
 
 class Differentiated(NamedTuple):
@@ -580,7 +580,7 @@ def column_writer(inputs: int, formula: Callable[..., Vector]) -> Kernel:
     return write_columns
 
 
-# --- backward ------------------------------------------------------------------------------------------------------
+# --- short planes: backward ------------------------------------------------------------------------------------------
 
 
 add_gradients = mapped_to_each(lambda dy, x, mean, g, t: (g + dy, v.fma(dy, x - mean, t)))
@@ -611,7 +611,7 @@ def join_sums(columns: Units, blocks, partial: Rows, joined: Rows):
 BY_COLUMNS_BACKWARD = ColumnKernels(grad_sums, join_sums, column_writer(6, batch_gradient))
 
 
-# --- forward -------------------------------------------------------------------------------------------------------
+# --- short planes: forward -------------------------------------------------------------------------------------------
 
 
 add_squares = mapped(lambda sums, x, mean: v.fma(x - mean, x - mean, sums))

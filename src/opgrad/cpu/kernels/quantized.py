@@ -137,7 +137,7 @@ def scale_each(line, w, row: int, column: int, columns: int) -> None:
     """Turn a line of integers into weights, each of which has a scale of its own."""
     scales = w.scales.data + (row * w.scales.row + column)
     if w.zeros.kind == WHOLE_ZEROS:
-        write_with_zeros(line, 0, columns, 0, (line, w.zeros.data + (row * w.zeros.row + column), scales), ())
+        write_scaled(line, 0, columns, 0, (line, w.zeros.data + (row * w.zeros.row + column), scales), ())
     else:
         write_without(line, 0, columns, 0, (line, scales), (v.number(line, w.zeros.value),))
 
@@ -145,9 +145,6 @@ def scale_each(line, w, row: int, column: int, columns: int) -> None:
 @mapped
 def write_without(q: Vector, scale: Vector, zero) -> Vector:
     return (q - zero) * scale
-
-
-write_with_zeros = mapped(scaled)
 
 
 @inline

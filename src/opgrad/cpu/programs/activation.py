@@ -21,8 +21,6 @@ quick_gelu = elementwise_operator(kernels.quick_gelu, "y", "x")
 quick_gelu_grad = elementwise_operator(kernels.quick_gelu_grad, "dx", "dy", "x")
 leaky_relu = elementwise_operator(kernels.leaky_relu, "y", "x")
 leaky_relu_grad = elementwise_operator(kernels.leaky_relu_grad, "dx", "dy", "y")
-
-
 gelu = elementwise_operator(kernels.gelu, "y", "x")
 fast_gelu = elementwise_operator(kernels.fast_gelu, "y", "x")
 gelu_grad = elementwise_operator(kernels.gelu_grad, "dx", "dy", "x")

@@ -14,7 +14,6 @@ from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm, recurrent
-from opgrad.cpu.kernels import recurrent as layers
 from opgrad.cpu.kernels.loops.map import fill_zeros
 from opgrad.cpu.kernels.recurrent import Layer, LayerMatrix, Panels, States
 from opgrad.cpu.programs.building import ProductSteps
@@ -109,7 +108,7 @@ class RecurrentSteps(ProductSteps):
         added: Any = Rows(self.shared(self.directions * size), size)
         if self.given("bias"):
             given = {"rows": self.rows, "bias": Rows(self.problem["bias"], 2 * self.rows), "sums": added}
-            self.add(layers.add_biases, self.directions, 3 * size * self.item, **given, joined=joined, single=single)
+            self.add(recurrent.add_biases, self.directions, 3 * size * self.item, **given, joined=joined, single=single)
         else:
             self.add(fill_zeros, self.directions * size, self.item, y=added.data, stream=0)
         return added
@@ -150,7 +149,7 @@ class RecurrentSteps(ProductSteps):
         packed, count = self.memory_of_panels(depth, rows, self.directions)
         x = self.weights(name, depth, first)
         arguments = {"panels": count, "rows": rows, "depth": depth, "x": x, "packed": packed}
-        self.add(layers.pack_transposed, self.directions * count, 2 * packed.panel * self.item, **arguments)
+        self.add(recurrent.pack_transposed, self.directions * count, 2 * packed.panel * self.item, **arguments)
         return packed
 
     def packed(self, x: LayerMatrix, blocks: int, rows: int, columns: int, directions: int | None = None) -> Panels:
@@ -159,7 +158,7 @@ class RecurrentSteps(ProductSteps):
         packed, count = self.memory_of_panels(blocks * rows, columns, directions)
         arguments = {"panels": count, "blocks": blocks, "rows": rows, "columns": columns, "x": x, "packed": packed}
         units, unit_bytes = directions * count * blocks, 2 * rows * self.width * self.item
-        self.add(layers.pack_rows, units, unit_bytes, **arguments)
+        self.add(recurrent.pack_rows, units, unit_bytes, **arguments)
         return packed
 
     def packed_weights(self, name: str, columns: int, rows: int | None = None, first: int = 0) -> Panels:
@@ -173,7 +172,7 @@ class RecurrentSteps(ProductSteps):
         arguments |= {"reverse": self.layer.reverse, "x": self.states_of_steps("y"), "packed": packed}
         arguments["first"] = self.states("initial_h")
         units, unit_bytes = self.directions * count * self.length, 2 * self.batch * self.width * self.item
-        self.add(layers.pack_before, units, unit_bytes, **arguments)
+        self.add(recurrent.pack_before, units, unit_bytes, **arguments)
         return packed
 
     # --- products over all steps ------------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ class RecurrentSteps(ProductSteps):
         unit_bytes = per_unit * depth * columns / PRODUCTS_OF_BYTE
         sizes = {"blocks": count, "block_rows": rows, "per_unit": per_unit, "per_block": per_block}
         sizes |= {"first": first or 0, "depth": depth, "columns": columns}
-        self.add(layers.multiply_rows, units, unit_bytes, **sizes, add=bool(first), a=a, b=b, c=c)
+        self.add(recurrent.multiply_rows, units, unit_bytes, **sizes, add=bool(first), a=a, b=b, c=c)
 
     def parts(self, dz: LayerMatrix, rows: Sequence[int]) -> list[GateColumns]:
         """dz cut into parts of so many columns; each is packed when it is first needed."""
@@ -223,7 +222,7 @@ class RecurrentSteps(ProductSteps):
         c, count = self.weights(name, columns, part.first), -(-part.count // self.width)
         sizes = {"panels": count, "depth": self.all_rows, "rows": part.count, "columns": columns}
         unit_bytes = self.width * self.all_rows * columns / PRODUCTS_OF_BYTE
-        self.add(layers.multiply_panels, self.directions * count, unit_bytes, **sizes, a=part.packed, b=b, c=c)
+        self.add(recurrent.multiply_panels, self.directions * count, unit_bytes, **sizes, a=part.packed, b=b, c=c)
 
     def sum_columns(self, x: LayerMatrix, first: int, again: int) -> None:
         """Write the gradient of the biases from `first` on, and once more `again` elements behind, if not 0."""
@@ -233,7 +232,7 @@ class RecurrentSteps(ProductSteps):
         strips, columns = -(-self.rows // self.lanes), self.rows
         arguments = {"strips": strips, "rows": self.all_rows, "columns": columns, "first": first, "again": again}
         arguments |= {"x": Rows(x.data, x.direction), "y": y}
-        self.add(layers.sum_columns, self.directions * strips, self.all_rows * self.lanes * self.item, **arguments)
+        self.add(recurrent.sum_columns, self.directions * strips, self.all_rows * self.lanes * self.item, **arguments)
 
 
 # --- operators ------------------------------------------------------------------------------------------------------

@@ -19,14 +19,12 @@ from unittest.mock import patch
 import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
-from llvmlite import ir as llvm_ir
 from numba.core import types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import overload, register_jitable
 
 from opgrad.cpu.compiler import parameters, words
 from opgrad.cpu.compiler.lowering import numba_private
-from opgrad.cpu.compiler.lowering import numba_private as private
 from opgrad.cpu.compiler.lowering.numba_private import (
     CompilerBase,
     DefaultPassBuilder,
@@ -59,7 +57,7 @@ from opgrad.cpu.compiler.parameters import (
 class _Passes(PassManager):  # type: ignore[misc]
     """Numba's passes, run without the notes that it takes for each."""
 
-    if private.run_pass and private.has_analysis:
+    if numba_private.run_pass and numba_private.has_analysis:
 
         def _runPass(self, index: int, one: Any, state: Any) -> None:
             one.analysis = self._analysis
@@ -75,7 +73,7 @@ class Pipeline(CompilerBase):  # type: ignore[misc]
         if not PASSES:
             everything = DefaultPassBuilder.define_nopython_pipeline(self.state).passes
             passes = _Passes("kernel")
-            passes.passes = private.without_unneeded(everything)
+            passes.passes = numba_private.without_unneeded(everything)
             passes.finalize()
             PASSES.append(passes)
         return PASSES
@@ -83,7 +81,7 @@ class Pipeline(CompilerBase):  # type: ignore[misc]
 
 PASSES: list[Any] = []  # one manager for all functions, since all are compiled with the same options
 SIGNATURES: dict[Any, Any] = {}
-RESOLVE = getattr(private.BaseFunction, "get_call_type", None)
+RESOLVE = getattr(numba_private.BaseFunction, "get_call_type", None)
 
 
 def _signature(function: Any, context: Any, arguments: Any, keywords: Any) -> Any:
@@ -98,7 +96,7 @@ def _signature(function: Any, context: Any, arguments: Any, keywords: Any) -> An
     return signature
 
 
-LIFETIMES = getattr(private.PostProcessor, "run", None)
+LIFETIMES = getattr(numba_private.PostProcessor, "run", None)
 
 
 def _lifetimes(post: Any, emit_dels: bool = False, **options: Any) -> None:
@@ -110,7 +108,7 @@ def _lifetimes(post: Any, emit_dels: bool = False, **options: Any) -> None:
     if emit_dels or post.func_ir.is_generator:
         LIFETIMES(post, emit_dels, **options)
     else:
-        post.func_ir.blocks = private.canonicalize_cfg(post.func_ir.blocks)
+        post.func_ir.blocks = numba_private.canonicalize_cfg(post.func_ir.blocks)
         post.func_ir.generator_info = None
 
 
@@ -129,13 +127,13 @@ def _variables(instruction: Any, value: Any) -> list[Any]:
     return VARIABLES(instruction, value) if holds else []
 
 
-SIZE_OF = getattr(private.BaseContext, "get_abi_sizeof", None)
+SIZE_OF = getattr(numba_private.BaseContext, "get_abi_sizeof", None)
 SIZES: dict[str, int] = {}
 
 
 def _size_of(context: Any, kind: Any) -> int:
     """The size of a type in bytes, kept: Numba asks for each variable, and LLVM parses a module for each answer."""
-    if isinstance(kind, llvm_ir.IdentifiedStructType):
+    if isinstance(kind, ir.IdentifiedStructType):
         return int(SIZE_OF(context, kind))
     key = str(kind)
     if key not in SIZES:
@@ -161,11 +159,15 @@ def uncollected() -> Iterator[None]:
 
 # The functions of Numba that are replaced while kernels compile, if this release has them: whose, which, by what.
 SHORTCUTS: list[tuple[Any, str, Any]] = [
-    *([(private.BaseFunction, "get_call_type", _signature)] if private.BaseFunction else []),
-    *([(private.PostProcessor, "run", _lifetimes)] if private.PostProcessor and private.canonicalize_cfg else []),
-    *([(Inst, "_rec_list_vars", _variables)] if private.has_rec_list_vars else []),
-    *([(private.BaseContext, "get_abi_sizeof", _size_of)] if private.BaseContext else []),
-    *((sys.modules[each.__module__], each.__name__, _unseen) for each in private.events if each),
+    *([(numba_private.BaseFunction, "get_call_type", _signature)] if numba_private.BaseFunction else []),
+    *(
+        [(numba_private.PostProcessor, "run", _lifetimes)]
+        if numba_private.PostProcessor and numba_private.canonicalize_cfg
+        else []
+    ),
+    *([(Inst, "_rec_list_vars", _variables)] if numba_private.has_rec_list_vars else []),
+    *([(numba_private.BaseContext, "get_abi_sizeof", _size_of)] if numba_private.BaseContext else []),
+    *((sys.modules[each.__module__], each.__name__, _unseen) for each in numba_private.events if each),
 ]
 
 

@@ -324,7 +324,7 @@ def fused_column(strip, n: int, place, label: Vector, w: Vector, divisor: float,
     return v.select(counts, (log_s - (target - m)) * w, 0.0)
 
 
-# --- the gradient from log_prob --------------------------------------------------------------------------------------
+# --- samples in lanes: the gradient from log_prob --------------------------------------------------------------------
 
 
 @inline
@@ -475,7 +475,7 @@ def fused_row(x, n: int, ahead, out, row: int, samples, divisor: float, options,
 
 fused_rows = losses_by_rows(fused_row, Exponentials, no_slope, finish_slope)
 
-# --- the gradient from log_prob --------------------------------------------------------------------------------------
+# --- classes in rows: the gradient from log_prob ---------------------------------------------------------------------
 
 write_gradient = mapped_by_index(gradient_from_log_prob)
 write_gradient_with_bias = mapped_by_index(
