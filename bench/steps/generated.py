@@ -28,7 +28,7 @@ from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet
 from opgrad.training.engine.memory import FlatTensors
 from opgrad.training.engine.training_graph import BoundGraph, declared, open_session, session_options
-from opgrad.training.make.forms import inputs_as_constants
+from opgrad.training.make.outputs import inputs_as_constants
 from opgrad.training.make.models import take_parameters
 
 SHARING = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")  # whose result is the memory of the first input

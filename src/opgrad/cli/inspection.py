@@ -29,7 +29,7 @@ from opgrad.training.files.checkpoint import Checkpoint, data_of, read_checkpoin
 from opgrad.training.files.dataset import show
 from opgrad.training.files.tensor_values import VALUES, read_apart, read_shared
 from opgrad.training.make.checks import listed, quantity, refused_types
-from opgrad.training.make.forms import cut_note
+from opgrad.training.make.outputs import cut_note
 from opgrad.training.make.trainability import Trainability, trainability
 
 if TYPE_CHECKING:

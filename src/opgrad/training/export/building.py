@@ -18,7 +18,7 @@ from opgrad.training.export.layout import PARAMETERS, STATISTICS, Carried, Const
 from opgrad.training.export.plain import plain_model, use_blocks
 from opgrad.training.export.rules import AdagradRule, LionRule, MomentumRule, StepRule
 from opgrad.training.files.artifact_set import AdamWRule, ArtifactSet, SGDRule
-from opgrad.training.make.forms import inputs_as_constants
+from opgrad.training.make.outputs import inputs_as_constants
 
 FLOAT = TensorProto.FLOAT
 

@@ -24,7 +24,7 @@ from opgrad.training.files.artifact_set import ArtifactSet, tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.files.tensor_values import with_inputs
 from opgrad.training.files.weights import PRESENT, Weights, encode, fixed_metadata
-from opgrad.training.make.forms import inferred_model
+from opgrad.training.make.outputs import inferred_model
 
 IGNORED = -1  # the ignored label if the graph names no other
 LARGEST = 2**31 - 1  # the most bytes of a protobuf message

@@ -19,7 +19,7 @@ from opgrad.onnx.plain.quantized import DEFAULTS
 from opgrad.onnxruntime import LOWERED, lower
 from opgrad.training.export.layout import WHO, Constants
 from opgrad.training.make.checks import sentence
-from opgrad.training.make.forms import inferred_model
+from opgrad.training.make.outputs import inferred_model
 
 # Operators of com.microsoft that onnxruntime, onnxruntime-node and onnxruntime-web all have on the CPU: where a model
 # has them, its step has them, too.

@@ -46,8 +46,8 @@ from opgrad.training.make.blocks import (
     names_of,
 )
 from opgrad.training.make.checks import listed, quantity, refused_inputs, refused_types
-from opgrad.training.make.forms import cut_maps, cut_note
 from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
+from opgrad.training.make.outputs import cut_maps, cut_note
 from opgrad.training.make.selection import WHO, Candidates, Selection, select, torn_note
 from opgrad.training.make.tensors import part_statistics
 from opgrad.training.make.tensors import untie as copy_shared

@@ -23,7 +23,7 @@ from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, HALVES, MICROSOFT, copied
 from opgrad.training.files.tensor_values import Held
 from opgrad.training.make.checks import check_built, near
-from opgrad.training.make.forms import inferred_model, set_outputs
+from opgrad.training.make.outputs import inferred_model, set_outputs
 
 LATEST_IR_VERSION = 10  # the latest version that the last packages of onnxruntime-training can read
 Sizes = Sequence[int | str | None]

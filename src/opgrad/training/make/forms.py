@@ -1,7 +1,6 @@
-"""The normal form of a model that is trained, its form for evaluation, its outputs and the types of its values."""
+"""The normal form of a model that is trained, and its form for evaluation."""
 
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Collection
 from typing import Any
 
 import onnx
@@ -18,7 +17,6 @@ from opgrad.onnx.graph.conversion import (
 )
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import (
-    CLASSICAL,
     MICROSOFT,
     comparable,
     copied,
@@ -28,114 +26,10 @@ from opgrad.onnx.graph.messages import (
     keep,
     opset_of,
 )
-from opgrad.onnx.graph.nodes import all_nodes, attributes_of, model_nodes, read_by
+from opgrad.onnx.graph.nodes import all_nodes, attributes_of, model_nodes
 from opgrad.onnx.graph.subgraphs import hoist_constants
 from opgrad.onnx.rules.node import RULES
-from opgrad.training.make.checks import near
-
-
-def inferred_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model that declares the types and shapes of all values for which they can be inferred."""
-    copy = copied(model)
-    declare_types(copy)
-    return copy
-
-
-def declare_types(model: onnx.ModelProto) -> Graph:
-    """Declare the types and shapes of all values that a graph's nodes compute, as far as they can be inferred."""
-    forward, graph = Graph(model), model.graph
-    declared = {each.name for each in (*graph.input, *graph.output)}
-    before = {each.name: each for each in graph.value_info}
-    made = dict.fromkeys(name for node in graph.node for name in node.output if name and name not in declared)
-    found = [value_info(forward, name) or before.get(name) for name in made]
-    keep(graph.value_info, [each for each in found if each is not None])
-    return forward
-
-
-def correct_shapes(model: onnx.ModelProto) -> None:
-    """Replace declared shapes of outputs and other values that contradict the inferred ones by these."""
-    bare, graph = copied(model), model.graph
-    del bare.graph.value_info[:]
-    for output in bare.graph.output:
-        if output.type.HasField("tensor_type"):
-            output.type.tensor_type.ClearField("shape")
-    found = Graph(bare)
-    symbols = {size.dim_param for each in graph.input for size in each.type.tensor_type.shape.dim} - {""}
-    for value in (*graph.output, *graph.value_info):
-        tensor, sizes = value.type.tensor_type, found.sizes(value.name)
-        if sizes is None or not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
-            continue
-        declared = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
-        if len(declared) != len(sizes) or any(map(partial(_contradicts, symbols), declared, sizes)):
-            known = [size if isinstance(size, int) or size in symbols else None for size in sizes]
-            value.CopyFrom(helper.make_tensor_value_info(value.name, tensor.elem_type, known))
-
-
-def _contradicts(symbols: Collection[str], declared: int | None, size: int | str | None) -> bool:
-    """Whether a declared size contradicts the inferred one, which is another number or a variable size of an input."""
-    return declared is not None and declared != size and (isinstance(size, int) or size in symbols)
-
-
-def value_info(forward: Graph, name: str) -> onnx.ValueInfoProto | None:
-    """The type and shape of a value, as far as they are known; None if its type is not."""
-    kind = forward.element_type(name)
-    return helper.make_tensor_value_info(name, kind, forward.sizes(name)) if kind else None
-
-
-def set_outputs(model: onnx.ModelProto, names: Sequence[str], who: str, known: Graph | None = None) -> None:
-    """Replace the outputs of a graph by these. Raises LookupError for a name that has no value or an unknown type.
-
-    known: a graph with the types of values.
-    """
-    graph, forward = model.graph, Graph(model, known=known)
-    before = {each.name: each for each in graph.output}
-    found = [_output(forward, before, name, who) for name in dict.fromkeys(names)]
-    keep(graph.output, found)
-    keep(graph.value_info, [each for each in graph.value_info if each.name not in set(names)])
-
-
-def _output(forward: Graph, before: dict[str, onnx.ValueInfoProto], name: str, who: str) -> onnx.ValueInfoProto:
-    graph = forward.graph
-    values = {*forward.producers, *(each.name for each in graph.input), *forward.initializers}
-    if name not in values and name not in before:
-        raise LookupError(f"{who}: the graph has no value {name!r} to be an output{near(name, values)}")
-    found = value_info(forward, name) or before.get(name)
-    if found is None:
-        raise LookupError(f"{who}: nothing tells the type of {name!r}, expected it in the graph's value_info")
-    return found
-
-
-def cut_maps(model: onnx.ModelProto) -> dict[str, str]:
-    """Cut off nodes that make maps of scores for outputs, in place; what they read becomes the output.
-
-    The result: the tensors in the places of these outputs, by the outputs' names.
-    """
-    graph, read = model.graph, read_by(model.graph.node)
-    cut = {
-        node.output[0]: node.input[0]
-        for node in graph.node
-        if (domain_of(node), node.op_type) == (CLASSICAL, "ZipMap") and node.output[0] not in read
-    }
-    if cut:
-        forward, outputs = Graph(model), {cut.get(each.name, each.name): each for each in graph.output}
-        tensors = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in cut.values()}
-        keep(graph.node, [node for node in graph.node if node.output[0] not in cut])
-        keep(graph.output, [value_info(forward, name) or tensors.get(name) or outputs[name] for name in outputs])
-        keep(graph.value_info, [each for each in graph.value_info if each.name not in outputs])
-    return cut
-
-
-def cut_note(output: str, tensor: str) -> str:
-    """The note about an output that `cut_maps` replaced."""
-    return f"ZipMap, which makes maps for the output {output!r}, is cut off; {tensor!r} is the output that is trained"
-
-
-def inputs_as_constants(graph: onnx.GraphProto, tensors: Collection[onnx.TensorProto]) -> None:
-    """Turn the inputs of these names into initializers with these values."""
-    names = {each.name for each in tensors}
-    keep(graph.input, [each for each in graph.input if each.name not in names])
-    graph.initializer.extend(tensors)
-
+from opgrad.training.make.outputs import correct_shapes
 
 LEAST_OPSET = 12  # the first with SoftmaxCrossEntropyLoss
 LEAST_IR_VERSION = 4  # before this version every initializer has to be an input, too

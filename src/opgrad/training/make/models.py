@@ -31,14 +31,8 @@ from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import Held, array_of, attached, detach, is_placeholder, placeholder, tensor_of
 from opgrad.training.make import forms
 from opgrad.training.make.checks import listed, near
-from opgrad.training.make.forms import (
-    OF_LOG_PROBABILITIES,
-    declare_types,
-    guard_means,
-    inputs_as_constants,
-    set_outputs,
-    with_running_statistics,
-)
+from opgrad.training.make.forms import OF_LOG_PROBABILITIES, guard_means, with_running_statistics
+from opgrad.training.make.outputs import declare_types, inputs_as_constants, set_outputs
 
 FLOAT32, MODEL = PRECISIONS = "float32", "model"  # in which types a training model computes
 

@@ -14,8 +14,8 @@ from opgrad.training.files.dataset import show
 from opgrad.training.files.tensor_values import Held
 from opgrad.training.make import forms
 from opgrad.training.make.checks import check_built, refused_inputs, refused_types
-from opgrad.training.make.forms import cut_maps
 from opgrad.training.make.named_blocks import Loss
+from opgrad.training.make.outputs import cut_maps
 from opgrad.training.make.selection import Candidates, no_weights, reaching
 from opgrad.training.make.tensors import part_statistics
 
