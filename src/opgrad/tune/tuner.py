@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -35,7 +36,7 @@ from opgrad.tune.tokenizer import WHO
 
 PROPERTY = "opgrad.tune"  # of a checkpoint: what identifies the fine-tuning
 SAMPLE = 40  # tokens of a sample
-LARGEST_LOSS = 709.78  # whose exponential is a number
+LARGEST_LOSS = math.log(sys.float_info.max)  # whose exponential is a number
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Tuned:
         losses = [self.state.initial_loss, *(each.validation_loss for each in self.state.history)]
         if not self.has_perplexity:
             return []
-        return [None if loss is None else math.exp(loss) if loss < LARGEST_LOSS else math.inf for loss in losses]
+        return [None if loss is None else math.exp(loss) if loss <= LARGEST_LOSS else math.inf for loss in losses]
 
     def metrics(self) -> dict[str, Any]:
         """The run as plain values, for JSON."""
@@ -121,6 +122,28 @@ def _resumption(path: Path, identity: str) -> Resumption:
         if was != value:
             raise ValueError(f"{WHO}: {path} is of another fine-tuning: {name} was {was!r}, and is {value!r}")
     return found
+
+
+def _try_output(model: AdaptedModel, output: Path, resumption: Resumption | None) -> None:
+    """Make the folder, and what will be written, and drop it: what cannot be made fails before the training.
+
+    The base's files are not copied on trial: there must be room for them.
+    """
+    job.make_folder(output, resumption)
+    outputs.check_space(model.base, output)
+    model.task.try_output(model, output)
+
+
+def _write_run(model: AdaptedModel, run: Tuned) -> tuple[str, ...]:
+    """Write what was trained and its figures into the run's folder; the names of the files."""
+    output = run.output
+    with job.parameters_kept(output):
+        saved = model.save(output, {"run": run.metrics()})
+        with staged(output) as folder:
+            title = f"{output.resolve().name}: loss"
+            plot_losses(run.state.history, run.batch_losses, None, title, folder / "loss.png")
+            new_file(folder / "metrics.json", (json.dumps(run.metrics(), indent=1) + "\n").encode())
+    return (*saved, "loss.png", "metrics.json", "metrics.csv", FIGURES, LAST)
 
 
 def notes(told: Told, max_length: int) -> list[str]:
@@ -224,15 +247,6 @@ class Tuner:
             if log is not None:
                 log(line)
 
-        def try_output() -> None:
-            """Make the folder, and what will be written, and drop it: what cannot be made fails before the training.
-
-            The base's files are not copied on trial: there must be room for them.
-            """
-            job.make_folder(output, resumption)
-            outputs.check_space(model.base, output)
-            task.try_output(model, output)
-
         def figures() -> Mapping[str, float]:
             """The task's figures of the present model, on the first process."""
             held = validating
@@ -245,15 +259,6 @@ class Tuner:
                 written.append({prompt: model.write(prompt, SAMPLE) for prompt in samples})
                 for prompt, text in written[-1].items():
                     tell(f"after epoch {done // training.rows}: {prompt!r} → {text!r}")
-
-        def write() -> tuple[str, ...]:
-            with job.parameters_kept(output):
-                saved = model.save(output, {"run": run.metrics()})
-                with staged(output) as folder:
-                    title = f"{output.resolve().name}: loss"
-                    plot_losses(run.state.history, run.batch_losses, None, title, folder / "loss.png")
-                    new_file(folder / "metrics.json", (json.dumps(run.metrics(), indent=1) + "\n").encode())
-            return (*saved, "loss.png", "metrics.json", "metrics.csv", FIGURES, LAST)
 
         with processes.failing_together():
             examples = model.examples(data, train_on, skip_bad)
@@ -284,7 +289,7 @@ class Tuner:
             begun = setting.artifacts, recipe, training, checksum, resumption, processes
             trainer, state = job.begin(*begun, patterns=False, kind=task.trainer(model))
             model.use(trainer.parameters)
-            processes.on_first(try_output)
+            processes.on_first(lambda: _try_output(model, output, resumption))
             if state.initial_loss is None and validating is not None:
                 state.initial_loss = trainer.evaluate(validating, recipe.batch_size).loss
             properties = {PROPERTY: identity}
@@ -300,7 +305,7 @@ class Tuner:
             if run.best_epoch is not None:
                 trainer.restore(processes.on_first(lambda: read_checkpoint(output / BEST)) or trainer.checkpoint())
             run = replace(run, figures={name: (before.get(name), value) for name, value in figures().items()})
-            return replace(run, files=processes.on_first(write) or ())
+            return replace(run, files=processes.on_first(lambda: _write_run(model, run)) or ())
 
     @naming(WHO)
     def write(
