@@ -392,7 +392,7 @@ def test_device_and_stream(rng, cupy, monkeypatch):
     assert opgrad.tanh(Ndarray(x, 1)).device_id == 1
     assert opgrad.tanh(Ndarray(x, 1)).device_id == 1
     assert seen == [(0, STREAM), (1, STREAM), (1, STREAM)]
-    assert Runtime.changes == [0, 0, 1, 0, 1, 0]
+    assert Runtime.changes == [1, 0, 1, 0]
     with pytest.raises(ValueError, match=r"^softmax: axis is 7"):
         opgrad.softmax(Ndarray(x, 1), axis=7)
     assert Runtime.current == 0

@@ -30,13 +30,16 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     first = given.get(op.arrays[0])
     if not isinstance(first, cupy.ndarray):
         return _runners.run(op, given)
-    before = cupy.cuda.runtime.getDevice()
-    # `with first.device` would go back to the device that CuPy set last, which PyTorch may have changed since.
-    cupy.cuda.runtime.setDevice(first.data.device_id)
+    before, device = cupy.cuda.runtime.getDevice(), first.data.device_id
+    if (
+        device != before
+    ):  # `with first.device` would go back to the one that CuPy set last, which PyTorch may have changed
+        cupy.cuda.runtime.setDevice(device)
     try:
         return _runners.run(*arrays.expanded(op, dict(given), cast(Arrays, _library())))
     finally:
-        cupy.cuda.runtime.setDevice(before)
+        if device != before:
+            cupy.cuda.runtime.setDevice(before)
 
 
 def _library() -> owners.Library:

@@ -138,7 +138,8 @@ def arguments(
     shapes = _shapes(op, shape, indices, optional, attributes)
     axis = 1 if op.kind == "classes" else attributes.get("axis", 0)
     high = shape[axis] if shape and op.kind in ("classes", "slices") else 1  # the number of classes or indices
-    made, values, before = source(seed), dict[str, Any](), public_operators().get(op.forward or "")
+    made, values = source(seed), dict[str, Any]()
+    before = public_operators().get(op.forward) if op.forward else None
     for name in shapes:
         if _is_integer(op, name):
             values[name] = made.integers(1 if equal else high, shapes[name])
