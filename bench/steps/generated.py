@@ -28,8 +28,8 @@ from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet
 from opgrad.training.engine.memory import FlatTensors
 from opgrad.training.engine.training_graph import BoundGraph, declared, open_session, session_options
-from opgrad.training.make.outputs import inputs_as_constants
 from opgrad.training.make.models import take_parameters
+from opgrad.training.make.outputs import inputs_as_constants
 
 SHARING = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")  # whose result is the memory of the first input
 ITEM = {"float": 4, "double": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}

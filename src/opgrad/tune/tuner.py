@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 
 from opgrad.base.arguments import naming
-from opgrad.base.files import json_object, new_file, staged
+from opgrad.base.files import json_object
 from opgrad.onnxruntime.exact_products import note
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.export import export_step
@@ -24,7 +24,7 @@ from opgrad.training.files.checkpoint import read_checkpoint
 from opgrad.training.run import job
 from opgrad.training.run.fit import Fit, Progress
 from opgrad.training.run.metrics import FILE as FIGURES
-from opgrad.training.run.metrics import best_epoch, check_loggers, plot_losses
+from opgrad.training.run.metrics import best_epoch, check_loggers
 from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState
 from opgrad.tune import outputs
@@ -136,13 +136,10 @@ def _try_output(model: AdaptedModel, output: Path, resumption: Resumption | None
 
 def _write_run(model: AdaptedModel, run: Tuned) -> tuple[str, ...]:
     """Write what was trained and its figures into the run's folder; the names of the files."""
-    output = run.output
-    with job.parameters_kept(output):
-        saved = model.save(output, {"run": run.metrics()})
-        with staged(output) as folder:
-            title = f"{output.resolve().name}: loss"
-            plot_losses(run.state.history, run.batch_losses, None, title, folder / "loss.png")
-            new_file(folder / "metrics.json", (json.dumps(run.metrics(), indent=1) + "\n").encode())
+    with job.parameters_kept(run.output):
+        values = run.metrics()
+        saved = model.save(run.output, {"run": values})
+        job.write_metrics(run.output, run.output.resolve().name, run.state.history, run.batch_losses, None, values)
     return (*saved, "loss.png", "metrics.json", "metrics.csv", FIGURES, LAST)
 
 

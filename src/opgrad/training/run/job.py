@@ -30,7 +30,7 @@ from opgrad.training.files.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.files.dataset import Dataset, Examples, load_file, load_named
 from opgrad.training.run.fit import Fit, Progress
 from opgrad.training.run.metrics import FILE as FIGURES
-from opgrad.training.run.metrics import best_epoch, check_loggers, plot_losses
+from opgrad.training.run.metrics import EpochMetrics, best_epoch, check_loggers, plot_losses
 from opgrad.training.run.recipe import FILE, Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState, fingerprint
 
@@ -193,11 +193,22 @@ def train(
                 communication=fit.communication / seconds if seconds else 0.0,
                 skipped=None if trainer.loss_scale is None else trainer.loss_scale.skipped,
             )
-            with staged(output) as folder:
-                title = f"{artifacts.name}: loss"
-                plot_losses(state.history, run.batch_losses, run.test.loss, title, folder / "loss.png")
-                new_file(folder / "metrics.json", (json.dumps(metrics(run), indent=1) + "\n").encode())
+            write_metrics(output, artifacts.name, state.history, run.batch_losses, run.test.loss, metrics(run))
     return run
+
+
+def write_metrics(
+    output: Path,
+    name: str,
+    history: Sequence[EpochMetrics],
+    batch_losses: Sequence[Sequence[float]],
+    test_loss: float | None,
+    values: Mapping[str, Any],
+) -> None:
+    """Write loss.png, with `name` above the picture, and metrics.json into a run's folder: both, or none."""
+    with staged(output) as folder:
+        plot_losses(history, batch_losses, test_loss, f"{name}: loss", folder / "loss.png")
+        new_file(folder / "metrics.json", (json.dumps(values, indent=1) + "\n").encode())
 
 
 @contextmanager
