@@ -65,7 +65,7 @@ STACK_LOADS = {
     "avx2": {
         "log_softmax float32 32768x128: log_softmax_groups": 4,
         "log_softmax bfloat16 32768x128: log_softmax_groups": 4,
-        "log_softmax float32 4096x1000: log_softmax_rows": 8,
+        "log_softmax float32 4096x1000: log_softmax_rows": 10,
         "log_softmax bfloat16 4096x1000: log_softmax_rows": 8,
         "log_softmax float32 2048x32000: log_softmax_rows": 10,
         "log_softmax bfloat16 2048x32000: log_softmax_rows": 8,

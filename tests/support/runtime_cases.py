@@ -71,9 +71,15 @@ class RuntimeCase:
 
 def session_of(model):
     """A session of stock onnxruntime that says nothing of the model."""
+    return onnxruntime.InferenceSession(model.SerializeToString(), exact_options(), ["CPUExecutionProvider"])
+
+
+def exact_options():
+    """Options of a silent session whose products of bytes are exact on processors without VNNI, too."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    return options
 
 
 def tensors_of(case):
