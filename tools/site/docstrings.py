@@ -1,5 +1,6 @@
 """Docstrings as Markdown, for mkdocstrings: what tells of a parameter becomes a list, formulas are typeset."""
 
+import inspect
 import re
 from typing import Any
 
@@ -7,19 +8,25 @@ import griffe
 from formulas import latex
 from latex2mathml.converter import convert
 
+from opgrad.ops import graph_operators, operators
+
 ABOUT = re.compile(r"(\w+(?:, \w+)*): (.*)", re.DOTALL)
 FORMULA = re.compile(r"Formula: (?P<formula>.*?)(?:(?:\.\s+|\s+)Source: (?P<source>.*))?", re.DOTALL)
 ITEM = "\n- "
+OPERATORS = {**operators(), **graph_operators()}
 
 
 class Docstrings(griffe.Extension):
     """What Griffe calls for each object that it reads."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rewrite its docstring."""
+        """Rewrite its docstring; that of an operator is what its declaration makes of it."""
         if obj.docstring:
+            text = obj.docstring.value
+            if obj.path.startswith("opgrad.ops.") and obj.name in OPERATORS:
+                text = inspect.getdoc(OPERATORS[obj.name].reference) or ""
             known = {parameter.name for parameter in getattr(obj, "parameters", ())} | set(obj.members)
-            obj.docstring.value = markdown(obj.docstring.value, known)
+            obj.docstring.value = markdown(text, known)
 
 
 def markdown(text: str, names: set[str]) -> str:

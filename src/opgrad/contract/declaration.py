@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -181,9 +182,9 @@ def elements(result: str, source: str) -> dict[str, Any]:
 class OnnxName:
     """An ONNX operator of domain com.microsoft that computes this operator.
 
-    inputs, outputs: the operator's parameters and results in ONNX order. A "?" behind a name marks an optional one, a
-    "*" behind the last name marks a list of any length. The name of an attribute stands for an input whose value must
-    be known, a tensor in CPU memory.
+    inputs, outputs: the operator's parameters and results in ONNX order; empty: all its arrays and results. A "?"
+    behind a name marks an optional one, a "*" behind the last name marks a list of any length. The name of an attribute
+    stands for an input whose value must be known, a tensor in CPU memory.
     attributes: the ONNX attributes with the original defaults. until_13: a node's axis k means all axes from k on, as
     in Softmax before opset 13.
     types: a letter or a word for inputs that share a dtype of their own; the dtypes of inputs that are read as
@@ -195,8 +196,8 @@ class OnnxName:
     """
 
     name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     until_13: bool = False
     types: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
@@ -216,12 +217,14 @@ class General:
     over_arrays: calls change(name, array) for each array among the keywords, under the name of the input that it
     becomes, and returns the arguments with the results in place of the arrays; by default there are none.
     numbers: for inputs that hold the numbers of a record (see `RECORDS`), the keyword that has it.
+    by_keywords: whether a call without these keywords, of arrays of one declared dtype, is known as plain by that.
     """
 
     keywords: tuple[str, ...]
     expand: Callable[["Operator", dict[str, Any], Arrays], tuple["Operator", dict[str, Any]]]
-    over_arrays: Callable[[Mapping[str, Any], Callable[[str, Any], Any]], dict[str, Any]] = lambda given, _: dict(given)
+    over_arrays: Callable[[Mapping[str, Any], Callable[[str, Any], Any]], Mapping[str, Any]] = lambda given, _: given
     numbers: Mapping[str, str] = field(default_factory=dict)
+    by_keywords: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,21 +322,70 @@ def operator(
         if kind in ("whole", "strided"):
             for tensors in (found["inputs"], found["results"]):
                 tensors |= {name: replace(tensor, role="alone") for name, tensor in tensors.items()}
+        inputs = tuple(f"{name}{'?' * (name in found['optional'])}" for name in found["inputs"])
+        nodes = onnx if isinstance(onnx, tuple) else (onnx,)
         op = Operator(
             formula=formula or _formula(function),
             kind=kind,
             support=support,
             forward=forward,
-            onnx=onnx if isinstance(onnx, tuple) else (onnx,),
+            onnx=tuple(_completed(node, inputs, tuple(results)) for node in nodes),
             in_place=in_place or {},
             general=general,
             instead=instead or {},
             **found,
         )
+        if function.__doc__:  # Python may have left docstrings out
+            function.__doc__ = _documented(op)
         _declared[op.name] = op
         return function
 
     return declare
+
+
+def _completed(node: OnnxName, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> OnnxName:
+    return replace(node, inputs=node.inputs or inputs, outputs=node.outputs or outputs)
+
+
+def _documented(op: Operator) -> str:
+    """The docstring of an operator's function, with what the declaration says where the docstring itself does not.
+
+    That is `check`, `needs` and `out` before the sentence on the results, that sentence for a result like an argument,
+    and the errors at its end.
+    """
+    text, formula, rest = inspect.cleandoc(op.reference.__doc__ or "").partition("\n\nFormula: ")
+    found = re.search(r"\s+^Returns ", text, re.MULTILINE)
+    arguments, returned = (text[: found.start()], text[found.start() :]) if found else (text, "")
+    for name, statement in _statements(op).items():
+        if not re.search(rf"(^|[ ,]){name}[:,] ", arguments, re.MULTILINE):
+            arguments += "\n" + "\n    ".join(textwrap.wrap(f"{name}: {statement}", 116))
+    if not returned:
+        ((name, result),) = op.results.items()
+        returned = f"\nReturns {name}, {result.as_in.replace('the shape', 'of the shape and dtype')}."
+    if "Raises " not in returned:
+        returned += "\nRaises TypeError, ValueError."
+    return arguments + returned + formula + rest
+
+
+def _statements(op: Operator) -> dict[str, str]:
+    """What the declaration says of arguments that many operators have, by the argument's name."""
+    results, said = list(op.results), {}
+    if "check" in op.attributes:
+        number = "labels" if "labels" in op.inputs else "indices"
+        instead = "leaving them out" if op.forward and number == "indices" else "giving NaN"
+        waits = f"on CUDA, wait for the device and raise for {number} out of range instead of {instead}"
+        said["check"] = f"{waits}; the CPU always checks."
+    if op.general and NEEDS in op.general.keywords:
+        some = f"such as ({', '.join(map(repr, results[:2]))})".replace("'", '"')
+        said[NEEDS] = f"the names of the results that are wanted, {some}; the others are not computed. None: all."
+    where = "where to write"
+    if NEEDS in said:
+        where += "; a tuple if there are several results"
+    elif len(results) > 1:
+        where += f" {', '.join(results[:-1])} and {results[-1]}, a tuple"
+    shared = ", ".join(f"{result} may be {' or '.join(names)}" for result, names in op.in_place.items())
+    said["out"] = f"{where}; {shared or 'must not overlap an input'}."
+    return said
 
 
 def _formula(function: Callable[..., Any]) -> str:

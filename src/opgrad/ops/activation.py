@@ -12,17 +12,12 @@ X = Annotated[Array, Tensor(FLOATS)]
 Saved = Annotated[Array, like("dy")]
 
 
-def _sigmoid(x: Array) -> Array:
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
-
-
 @operator(**elements("y", "x"))
 def relu(x: X, *, out: Array | None = None) -> Array:
     """Rectified linear unit.
 
-    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
-    Returns y, of the shape and dtype of x; NaN stays NaN. Raises TypeError, ValueError.
+    x: any shape; float32, float64, float16 or bfloat16.
+    Returns y, of the shape and dtype of x; NaN stays NaN.
 
     Formula: y = max(x, 0). Source: ONNX Relu.
 
@@ -34,14 +29,13 @@ def relu(x: X, *, out: Array | None = None) -> Array:
     return np.maximum(x, 0)
 
 
-@operator(forward="relu", onnx=OnnxName("ReluGrad", ("dy", "x"), ("dx",)), **elements("dx", "dy"))
+@operator(forward="relu", onnx=OnnxName("ReluGrad"), **elements("dx", "dy"))
 def relu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     """Gradient of relu.
 
     dy: gradient with respect to the output; float32, float64, float16 or bfloat16.
     x: input or output of relu (both have the same sign), of the shape and dtype of dy.
-    out: where to write; may be dy. Returns dx, of the shape and dtype of dy; 0 where x is 0 or NaN.
-    Raises TypeError, ValueError.
+    Returns dx, of the shape and dtype of dy; 0 where x is 0 or NaN.
 
     Formula: dx = dy where x > 0 else 0. Source: com.microsoft ReluGrad.
 
@@ -58,8 +52,7 @@ def relu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
 def sigmoid(x: X, *, out: Array | None = None) -> Array:
     """Logistic function.
 
-    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
-    Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
+    x: any shape; float32, float64, float16 or bfloat16.
 
     Formula: y = 1 / (1 + exp(-x)). Source: ONNX Sigmoid.
 
@@ -68,16 +61,16 @@ def sigmoid(x: X, *, out: Array | None = None) -> Array:
     >>> opgrad.sigmoid(x)
     array([0.1192, 0.3775, 0.5   , 0.8176], dtype=float32)
     """
-    return _sigmoid(x)
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-@operator(forward="sigmoid", onnx=OnnxName("SigmoidGrad", ("dy", "y"), ("dx",)), **elements("dx", "dy"))
+@operator(forward="sigmoid", onnx=OnnxName("SigmoidGrad"), **elements("dx", "dy"))
 def sigmoid_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     """Gradient of sigmoid.
 
     dy: gradient with respect to y; float32, float64, float16 or bfloat16.
     y: the output of sigmoid, of the shape and dtype of dy. It is not clamped.
-    out: where to write; may be dy. Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError.
 
     Formula: dx = dy * y * (1 - y). Source: com.microsoft SigmoidGrad.
 
@@ -94,8 +87,7 @@ def sigmoid_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
 def tanh(x: X, *, out: Array | None = None) -> Array:
     """Hyperbolic tangent.
 
-    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
-    Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
+    x: any shape; float32, float64, float16 or bfloat16.
 
     Formula: y = tanh(x). Source: ONNX Tanh.
 
@@ -107,13 +99,12 @@ def tanh(x: X, *, out: Array | None = None) -> Array:
     return np.tanh(x)
 
 
-@operator(forward="tanh", onnx=OnnxName("TanhGrad", ("dy", "y"), ("dx",)), **elements("dx", "dy"))
+@operator(forward="tanh", onnx=OnnxName("TanhGrad"), **elements("dx", "dy"))
 def tanh_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     """Gradient of tanh.
 
     dy: gradient with respect to y; float32, float64, float16 or bfloat16.
     y: the output of tanh, of the shape and dtype of dy. It is not clamped.
-    out: where to write; may be dy. Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError.
 
     Formula: dx = dy * (1 - y * y). Source: com.microsoft TanhGrad.
 
@@ -126,17 +117,12 @@ def tanh_grad(dy: X, y: Saved, *, out: Array | None = None) -> Array:
     return dy * (1 - y * y)
 
 
-@operator(
-    onnx=OnnxName("QuickGelu", ("x",), ("y",), {"alpha": 1.702}),
-    **elements("y", "x"),
-)
+@operator(onnx=OnnxName("QuickGelu", attributes={"alpha": 1.702}), **elements("y", "x"))
 def quick_gelu(x: X, alpha: float = 1.702, *, out: Array | None = None) -> Array:
     """Gelu approximated by a sigmoid; with alpha=1 it is SiLU.
 
     x: any shape; float32, float64, float16 or bfloat16. alpha: the factor inside the sigmoid.
-    out: where to write; may be x.
     Returns y, of the shape and dtype of x; the limit -0 at -inf is not taken: -inf gives NaN.
-    Raises TypeError, ValueError.
 
     Formula: y = x * sigmoid(alpha * x). Source: com.microsoft QuickGelu.
 
@@ -145,22 +131,16 @@ def quick_gelu(x: X, alpha: float = 1.702, *, out: Array | None = None) -> Array
     >>> opgrad.quick_gelu(x)
     array([-0.0643, -0.1496,  0.    ,  1.3917], dtype=float32)
     """
-    return x * _sigmoid(alpha * x)
+    return x * sigmoid(alpha * x)
 
 
-@operator(
-    "dx = dy * s * (1 + alpha * x * (1 - s)), s = sigmoid(alpha * x)",
-    forward="quick_gelu",
-    onnx=OnnxName("QuickGeluGrad", ("dy", "x"), ("dx",), {"alpha": 1.702}),
-    **elements("dx", "dy"),
-)
+@operator(forward="quick_gelu", onnx=OnnxName("QuickGeluGrad", attributes={"alpha": 1.702}), **elements("dx", "dy"))
 def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None = None) -> Array:
     """Gradient of quick_gelu.
 
     dy: gradient with respect to the output; float32, float64, float16 or bfloat16.
     x: the input of quick_gelu (not its output), of the shape and dtype of dy.
     alpha: as given to quick_gelu.
-    out: where to write; may be dy. Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError.
 
     Formula: s = sigmoid(alpha * x); dx = dy * s * (1 + alpha * x * (1 - s)).
     Source: com.microsoft QuickGeluGrad.
@@ -171,7 +151,7 @@ def quick_gelu_grad(dy: X, x: Saved, alpha: float = 1.702, *, out: Array | None 
     >>> opgrad.quick_gelu_grad(dy, x)
     array([-0.0738,  0.1208, -0.5   ,  2.1977], dtype=float32)
     """
-    s = _sigmoid(alpha * x)
+    s = sigmoid(alpha * x)
     return dy * s * (1 + alpha * x * (1 - s))
 
 
@@ -180,8 +160,6 @@ def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     """Rectified linear unit with a slope for negative inputs.
 
     x: any shape; float32, float64, float16 or bfloat16. alpha: the slope where x is negative.
-    out: where to write; may be x.
-    Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
 
     Formula: y = x where x > 0 else alpha * x. Source: ONNX LeakyRelu.
 
@@ -193,9 +171,7 @@ def leaky_relu(x: X, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     return np.where(x > 0, x, alpha * x)
 
 
-@operator(
-    forward="leaky_relu", onnx=OnnxName("LeakyReluGrad", ("dy", "y"), ("dx",), {"alpha": 0.01}), **elements("dx", "dy")
-)
+@operator(forward="leaky_relu", onnx=OnnxName("LeakyReluGrad", attributes={"alpha": 0.01}), **elements("dx", "dy"))
 def leaky_relu_grad(dy: X, y: Saved, alpha: float = 0.01, *, out: Array | None = None) -> Array:
     """Gradient of leaky_relu, from its output.
 
@@ -203,8 +179,7 @@ def leaky_relu_grad(dy: X, y: Saved, alpha: float = 0.01, *, out: Array | None =
     y: the output of leaky_relu, of the shape and dtype of dy. Its sign is that of the input only for
         alpha >= 0: with a negative alpha pass the input instead.
     alpha: as given to leaky_relu.
-    out: where to write; may be dy. Returns dx, of the shape and dtype of dy; alpha * dy where y is 0 or NaN.
-    Raises TypeError, ValueError.
+    Returns dx, of the shape and dtype of dy; alpha * dy where y is 0 or NaN.
 
     Formula: dx = dy where y > 0 else alpha * dy. Source: com.microsoft LeakyReluGrad.
 
@@ -222,17 +197,12 @@ Whole = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 Bias = Annotated[Array, Tensor(FLOATS, lambda shapes, _: shapes["dy"][-1:], "the last dimension of dy", dtype_of="dy")]
 
 
-@operator(
-    "y = x / 2 * (1 + erf(x / sqrt(2)))",
-    support=IN_GRAPHS,
-    **elements("y", "x"),
-)
+@operator(support=IN_GRAPHS, **elements("y", "x"))
 def gelu(x: X, *, out: Array | None = None) -> Array:
     """Gaussian error linear unit: x times the probability that a normally distributed number is below x.
 
-    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    x: any shape; float32, float64, float16 or bfloat16.
     Returns y, of the shape and dtype of x; the limit -0 at -inf is not taken: -inf gives NaN.
-    Raises TypeError, ValueError.
 
     Formula: y = x / 2 * (1 + erf(x / sqrt(2))), also accurate where x is far below 0.
     Source: com.microsoft Gelu, which onnxruntime has.
@@ -245,21 +215,13 @@ def gelu(x: X, *, out: Array | None = None) -> Array:
     return VALUES["gelu_erf"](x, 0.0, 0.0)
 
 
-@operator(
-    "dx = dy * (P + x * p), P = (1 + erf(x / sqrt(2))) / 2, p = exp(-x * x / 2) / sqrt(2 pi)",
-    forward="gelu",
-    support=IN_GRAPHS,
-    onnx=OnnxName("GeluGrad", ("dy", "x"), ("dx",)),
-    **elements("dx", "dy"),
-)
+@operator(forward="gelu", support=IN_GRAPHS, onnx=OnnxName("GeluGrad"), **elements("dx", "dy"))
 def gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     """Gradient of gelu.
 
     dy: gradient with respect to the output; float32, float64, float16 or bfloat16.
     x: the input of gelu (not its output), of the shape and dtype of dy.
-    out: where to write; may be dy.
     Returns dx, of the shape and dtype of dy; the limits dy and 0 at infinite x are not taken: they give NaN.
-    Raises TypeError, ValueError.
 
     Formula: P = (1 + erf(x / sqrt(2))) / 2; p = exp(-x * x / 2) / sqrt(2 pi); dx = dy * (P + x * p).
     Source: com.microsoft GeluGrad.
@@ -273,17 +235,12 @@ def gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     return dy * SLOPES["gelu_erf"](x, 0.0, 0.0)
 
 
-@operator(
-    "y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))",
-    support=IN_GRAPHS,
-    **elements("y", "x"),
-)
+@operator(support=IN_GRAPHS, **elements("y", "x"))
 def fast_gelu(x: X, *, out: Array | None = None) -> Array:
     """Gelu approximated by tanh.
 
-    x: any shape; float32, float64, float16 or bfloat16. out: where to write; may be x.
+    x: any shape; float32, float64, float16 or bfloat16.
     Returns y, of the shape and dtype of x; the limit -0 at -inf is not taken: -inf gives NaN.
-    Raises TypeError, ValueError.
 
     Formula: y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), also accurate where x is far below 0.
     Source: com.microsoft FastGelu, which onnxruntime has.
@@ -296,21 +253,13 @@ def fast_gelu(x: X, *, out: Array | None = None) -> Array:
     return VALUES["gelu_tanh"](x, 0.0, 0.0)
 
 
-@operator(
-    "dx = dy * s * (1 + 2 * x * u' * (1 - s)), s = sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)",
-    forward="fast_gelu",
-    support=IN_GRAPHS,
-    onnx=OnnxName("FastGeluGrad", ("dy", "x"), ("dx",)),
-    **elements("dx", "dy"),
-)
+@operator(forward="fast_gelu", support=IN_GRAPHS, onnx=OnnxName("FastGeluGrad"), **elements("dx", "dy"))
 def fast_gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     """Gradient of fast_gelu.
 
     dy: gradient with respect to the output; float32, float64, float16 or bfloat16.
     x: the input of fast_gelu (not its output), of the shape and dtype of dy.
-    out: where to write; may be dy.
     Returns dx, of the shape and dtype of dy; the limits dy and 0 at infinite x are not taken: they give NaN.
-    Raises TypeError, ValueError.
 
     Formula: u = sqrt(2 / pi) * (x + 0.044715 * x**3); u' = sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x);
     s = (1 + tanh(u)) / 2; dx = dy * (s + 2 * x * u' * s * (1 - s)). Source: com.microsoft FastGeluGrad.
@@ -324,20 +273,14 @@ def fast_gelu_grad(dy: X, x: Saved, *, out: Array | None = None) -> Array:
     return dy * SLOPES["gelu_tanh"](x, 0.0, 0.0)
 
 
-@operator(
-    support=IN_GRAPHS,
-    results={"dx": like("dy")},
-    in_place={"dx": ("dy",)},
-    onnx=OnnxName("BiasGeluGrad_dX", ("dy", "x", "bias"), ("dx",)),
-)
+@operator(support=IN_GRAPHS, results={"dx": like("dy")}, in_place={"dx": ("dy",)}, onnx=OnnxName("BiasGeluGrad_dX"))
 def bias_gelu_grad_dx(dy: Whole, x: Saved, bias: Bias, *, out: Array | None = None) -> Array:
     """Gradient of gelu(x + bias) with respect to x; its sums over all axes but the last are that of bias.
 
     dy: gradient with respect to the output, of at least one dimension; float32, float64, float16 or bfloat16.
     x: what the bias was added to, of the shape and dtype of dy.
     bias: shape dy.shape[-1:], of the dtype of dy.
-    out: where to write; may be dy.
-    Returns dx, of the shape and dtype of dy; NaN where x + bias is infinite. Raises TypeError, ValueError.
+    Returns dx, of the shape and dtype of dy; NaN where x + bias is infinite.
 
     Formula: dx = gelu_grad(dy, x + bias). Source: com.microsoft BiasGeluGrad_dX.
 
@@ -351,20 +294,14 @@ def bias_gelu_grad_dx(dy: Whole, x: Saved, bias: Bias, *, out: Array | None = No
     return dy * SLOPES["gelu_erf"](x + bias, 0.0, 0.0)
 
 
-@operator(
-    support=IN_GRAPHS,
-    results={"dx": like("dy")},
-    in_place={"dx": ("dy",)},
-    onnx=OnnxName("BiasFastGeluGrad_dX", ("dy", "x", "bias"), ("dx",)),
-)
+@operator(support=IN_GRAPHS, results={"dx": like("dy")}, in_place={"dx": ("dy",)}, onnx=OnnxName("BiasFastGeluGrad_dX"))
 def bias_fast_gelu_grad_dx(dy: Whole, x: Saved, bias: Bias, *, out: Array | None = None) -> Array:
     """Gradient of fast_gelu(x + bias) with respect to x; its sums over all axes but the last are that of bias.
 
     dy: gradient with respect to the output, of at least one dimension; float32, float64, float16 or bfloat16.
     x: what the bias was added to, of the shape and dtype of dy.
     bias: shape dy.shape[-1:], of the dtype of dy.
-    out: where to write; may be dy.
-    Returns dx, of the shape and dtype of dy; NaN where x + bias is infinite. Raises TypeError, ValueError.
+    Returns dx, of the shape and dtype of dy; NaN where x + bias is infinite.
 
     Formula: dx = fast_gelu_grad(dy, x + bias). Source: com.microsoft BiasFastGeluGrad_dX.
 
@@ -386,21 +323,12 @@ Up = Annotated[Array, like("gate")]
 Activation = Annotated[str, one_of(*ACTIVATIONS)]
 
 
-@operator(
-    "y = activation(gate) * up",
-    kind="elements",
-    support=IN_GRAPHS,
-    results={"y": like("gate")},
-    in_place={"y": ("gate", "up")},
-)
+@operator(kind="elements", support=IN_GRAPHS, results={"y": like("gate")}, in_place={"y": ("gate", "up")})
 def gated_linear_unit(gate: Gate, up: Up, activation: Activation = "silu", *, out: Array | None = None) -> Array:
     """An activation of one array times another, as the gated layers of language models have it: SwiGLU, GEGLU.
 
     gate: any shape; float32, float64, float16 or bfloat16. up: of the shape and dtype of gate.
     activation: "silu" (SwiGLU), "gelu", or "gelu_tanh", its approximation by tanh.
-    out: where to write; may be gate or up.
-
-    Returns y, of the shape and dtype of gate. Raises TypeError, ValueError.
 
     Formula: y = activation(gate) * up; silu(x) = x / (1 + exp(-x)).
     Source: Shazeer, "GLU Variants Improve Transformer", 2020.
@@ -415,7 +343,6 @@ def gated_linear_unit(gate: Gate, up: Up, activation: Activation = "silu", *, ou
 
 
 @operator(
-    "dgate = dy * up * activation'(gate), dup = dy * activation(gate)",
     forward="gated_linear_unit",
     support=IN_GRAPHS,
     results={"dgate": like("dy"), "dup": like("dy")},
@@ -428,9 +355,8 @@ def gated_linear_unit_grad(
 
     dy: gradient with respect to y, any shape; float32, float64, float16 or bfloat16.
     gate, up: as given to gated_linear_unit, of the shape and dtype of dy. activation: likewise.
-    out: where to write dgate and dup; may be (gate, up).
 
-    Returns (dgate, dup), of the shape and dtype of dy. Raises TypeError, ValueError.
+    Returns (dgate, dup), of the shape and dtype of dy.
 
     Formula: dgate = dy * up * activation'(gate); dup = dy * activation(gate). Source: that of gated_linear_unit.
 

@@ -44,7 +44,6 @@ def reduce_sum_training(
         all axes are summed over.
     keepdims: keep those axes, with size 1.
     noop_with_empty_axes: without axes, copy x.
-    out: where to write; must not overlap x.
 
     Returns y of the dtype of x. Floats are added in float32 (float64 for float64) in an order that depends on the shape
     alone, and rounded once; integers wrap around. Raises TypeError for a wrong dtype, ValueError for a wrong axis.
@@ -75,10 +74,9 @@ def _divisor_shape(shapes: Shapes, _: Attributes) -> Shape:
 
 
 @operator(
-    "da = dy / b, db = -dy * a / b**2, summed over what was broadcast",
     support=IN_GRAPHS,
     results={"da": like("a"), "db": shaped_like("b", dtype_of="a")},
-    onnx=OnnxName("DivGrad", ("dy", "a", "b"), ("da?", "db?")),
+    onnx=OnnxName("DivGrad", outputs=("da?", "db?")),
 )
 def div_grad(
     dy: Annotated[Array, Tensor(FLOATS)],
@@ -92,11 +90,9 @@ def div_grad(
     dy: gradient with respect to the quotient, of the shape that a and b are broadcast to; float32, float64, float16
         or bfloat16.
     a, b: as they were divided, of shapes that are broadcast; of the dtype of dy.
-    out: where to write da and db; must not overlap an input.
 
     Returns da of the shape of a and db of the shape of b, of the dtype of dy: sums over the axes along which a or b was
     broadcast, formed in float32 (float64 for float64) in an order that depends on the shapes alone.
-    Raises TypeError, ValueError.
 
     Formula: da = dy / b; db = -(dy / b) * (a / b). Source: com.microsoft DivGrad.
 
@@ -150,11 +146,7 @@ def broadcast_gradient_args(
 # --- zeros ---------------------------------------------------------------------------------------------------------
 
 
-@operator(
-    support=IN_GRAPHS,
-    onnx=OnnxName("ZeroGradient", ("x", "unused"), ("y",)),
-    **elements("y", "x"),
-)
+@operator(support=IN_GRAPHS, onnx=OnnxName("ZeroGradient"), **elements("y", "x"))
 def zero_gradient(
     x: Annotated[Array, Tensor(FLOATS)],
     unused: Annotated[Array, Tensor(FLOATS + INTEGERS + BYTES + ("bool",), role="alone")],
@@ -165,9 +157,8 @@ def zero_gradient(
 
     x: the gradient, any shape; float32, float64, float16 or bfloat16. It is not read.
     unused: any array that must be there first; its numbers are not read. A float, int8, uint8, int32, int64 or bool.
-    out: where to write; may be x.
 
-    Returns y, zeros of the shape and dtype of x. Raises TypeError, ValueError.
+    Returns y, zeros of the shape and dtype of x.
 
     Formula: y = 0. Source: com.microsoft ZeroGradient.
 
@@ -200,9 +191,8 @@ def accumulate(
     buffer: the sum so far, any shape; float32, float64, float16 or bfloat16.
     value: what is added, of the shape of buffer; any of the four dtypes.
     update: whether it is added at all.
-    out: where to write; may be buffer or value.
 
-    Returns the sum, of the shape and dtype of buffer. Raises TypeError, ValueError.
+    Returns the sum, of the shape and dtype of buffer.
 
     Formula: sum = buffer + value if update else buffer. Source: com.microsoft InPlaceAccumulator; the successor of
     it that training graphs have today is in_place_accumulator.
@@ -235,7 +225,7 @@ def in_place_accumulator(buffer: X, value: Value, overwrite: bool = False, *, ou
     overwrite: take value alone, whatever buffer holds.
     out: where to write; with out=buffer the sum is formed in place.
 
-    Returns the sum, of the shape and dtype of buffer. Raises TypeError, ValueError.
+    Returns the sum, of the shape and dtype of buffer.
 
     Formula: sum = value if overwrite else buffer + value. Source: com.microsoft InPlaceAccumulatorV2.
 
@@ -246,16 +236,13 @@ def in_place_accumulator(buffer: X, value: Value, overwrite: bool = False, *, ou
     return value.copy() if overwrite else buffer + value
 
 
-@operator(onnx=OnnxName("Scale", ("x", "factor"), ("y",), {"scale_down": 0}), **elements("y", "x"))
+@operator(onnx=OnnxName("Scale", attributes={"scale_down": 0}), **elements("y", "x"))
 def scale(x: X, factor: Factor, scale_down: bool = False, *, out: Array | None = None) -> Array:
     """Multiply or divide by one number that stands in an array.
 
     x: any shape; float32, float64, float16 or bfloat16.
     factor: shape () or (1,); one of the four dtypes, int32 or int64.
     scale_down: divide instead.
-    out: where to write; may be x.
-
-    Returns y, of the shape and dtype of x. Raises TypeError, ValueError.
 
     Formula: y = x / factor if scale_down else x * factor. Source: com.microsoft Scale.
 

@@ -59,11 +59,10 @@ def _rows(array: Array, axis: int) -> Array:
 
 
 @operator(
-    "y = softmax(x + bias)",
     support=IN_GRAPHS,
     results={"y": like("x")},
     in_place={"y": ("x",)},
-    onnx=OnnxName("BiasSoftmax", ("x", "bias"), ("y",), {"axis": 1, "is_inner_broadcast": 0}),
+    onnx=OnnxName("BiasSoftmax", attributes={"axis": 1, "is_inner_broadcast": 0}),
 )
 def bias_softmax(
     x: X, bias: Bias, axis: Axis = -1, is_inner_broadcast: bool = False, *, out: Array | None = None
@@ -76,9 +75,8 @@ def bias_softmax(
     axis: a row is all of x from this axis on, and has one sum of 1.
     is_inner_broadcast: which of its B rows the bias has for row r of x's R rows: with False r % B, as for a bias of
         shape (1, 1, L, S) with scores of shape (N, H, L, S); with True r // (R / B), as for one of shape (N, 1, 1, S).
-    out: where to write; may be x.
 
-    Returns y, of the shape and dtype of x; NaN in rows of -inf alone. Raises TypeError, ValueError.
+    Returns y, of the shape and dtype of x; NaN in rows of -inf alone.
 
     Formula: y = softmax(x + bias), the sum rounded to float32, or float64 for float64.
     Source: com.microsoft BiasSoftmax.
@@ -101,7 +99,6 @@ def bias_softmax(
 
 
 @operator(
-    "dx = y * (g - sum(y * g)), g = where(mask, dy / (1 - ratio), 0)",
     support=IN_GRAPHS,
     results={
         "dx": Tensor(FLOATS, partial(ratio_checked, "softmax_dropout_grad", "dy"), "the shape of dy", dtype_of="dy")
@@ -120,10 +117,8 @@ def softmax_dropout_grad(
     y: the output of softmax, of the shape and dtype of dy.
     ratio: as given to dropout; with 1 the gradient is 0.
     axis: a row is all of y from this axis on.
-    out: where to write; may be dy or y.
 
     Returns dx, of the shape and dtype of dy; dy counts for nothing where mask is False, even if it is NaN there.
-    Raises TypeError, ValueError.
 
     Formula: g = where(mask, dy / (1 - ratio), 0); dx = y * (g - sum(y * g)), the sum over a row.
     Source: com.microsoft SoftmaxDropoutGrad.
@@ -144,23 +139,8 @@ def softmax_dropout_grad(
 # --- attention: softmax between two products -------------------------------------------------------------------------
 
 
-def _q(operator: str, dtype_of: str | None = None) -> Tensor:
-    return Tensor(FLOATS, partial(attending.checked_q, operator), "its own shape", dtype_of=dtype_of)
-
-
-def _k(operator: str) -> Tensor:
-    as_in = "the batch and the size of a head of q, the heads and the length of k"
-    return Tensor(FLOATS, partial(attending.checked_k, operator), as_in, dtype_of="q")
-
-
-def _v(operator: str) -> Tensor:
-    as_in = "the batch, the heads and the length of k"
-    return Tensor(FLOATS, partial(attending.checked_v, operator), as_in, dtype_of="q")
-
-
 def _gradient_of(name: str) -> Tensor:
-    shape = partial(attending.given, "attention_grad", f"d{name}", name)
-    return Tensor(FLOATS, shape, f"the shape of {name}", name)
+    return Tensor(FLOATS, partial(attending.given, name), f"the shape of {name}", name)
 
 
 def _in_q(shape: Any, as_in: str, *besides: str, dtypes: tuple[str, ...] = FLOATS) -> Tensor:
@@ -168,6 +148,7 @@ def _in_q(shape: Any, as_in: str, *besides: str, dtypes: tuple[str, ...] = FLOAT
     return Tensor(dtypes, shape, as_in, dtype_of="q", besides=besides)
 
 
+OF_K = "the batch and the size of a head of q, the heads and the length of k"
 OF_Y, OF_DY = "the shape of q with heads as large as v's", "the shape of y"
 OF_ROWS, OF_HEADS = "batch, heads and length of q", "the heads of q"
 OF_SCORES = "that of the scores, or sizes of 1 in place of some of its"
@@ -179,12 +160,10 @@ Starts = Annotated[Array, Tensor(INTEGERS, attending.of_starts, "one number more
 Seed = Annotated[Array, one_number("seed", INTEGERS)]
 Offset = Annotated[Array, one_number("offset", INTEGERS)]
 Rows = Annotated[Array, LSE]
-Q = Annotated[Array, _q("attention")]
-K = Annotated[Array, _k("attention")]
-V = Annotated[Array, _v("attention")]
-GradientQ = Annotated[Array, _q("attention_grad", "dy")]
-GradientK = Annotated[Array, _k("attention_grad")]
-GradientV = Annotated[Array, _v("attention_grad")]
+Q = Annotated[Array, Tensor(FLOATS, attending.checked_q, "its own shape")]
+LikeDy = Annotated[Array, Tensor(FLOATS, attending.checked_q, "its own shape", dtype_of="dy")]
+K = Annotated[Array, _in_q(attending.checked_k, OF_K)]
+V = Annotated[Array, _in_q(attending.checked_v, "the batch, the heads and the length of k")]
 Y = Annotated[Array, _in_q(attending.of_result, OF_Y)]
 Dy = Annotated[Array, Tensor(FLOATS, attending.checked_dy, OF_DY)]
 Scale = Annotated[float | None, attending.scale]
@@ -202,7 +181,6 @@ NODE_TYPES: dict[str, str | tuple[str, ...]] = {
 
 
 @operator(
-    "y = dropout(softmax(softcap(scale * q k) + mask)) v",
     kind="strided",
     support=IN_GRAPHS,
     results={"y": _in_q(attending.of_result, OF_Y), "lse": LSE},
@@ -250,7 +228,7 @@ def attention(
     query's scores, sink included: [batch, heads, length of q], float32, or float64 for float64. Queries that see no key
     have y = 0, and lse = -inf without a sink. The score of a key that a query does not see counts for nothing, whatever
     it is; values should be finite nevertheless, since 0 * NaN is NaN: of keys beside others that are seen, values are
-    multiplied with 0. Raises TypeError, ValueError.
+    multiplied with 0.
 
     Formula: p = softmax(softcap * tanh(scale * q k / softcap) + mask); y = dropout(p) v.
     Source: ONNX Attention, com.microsoft MultiHeadAttention and GroupQueryAttention, of which AttentionTraining is the
@@ -276,12 +254,8 @@ def attention(
         "dq": _in_q(lambda shapes, _: shapes["q"], "the shape of q"),
         "dk": _in_q(lambda shapes, _: shapes["k"], "the shape of k"),
         "dv": _in_q(lambda shapes, _: shapes["v"], "the shape of v"),
-        "dmask": Tensor(
-            FLOATS, partial(attending.given, "attention_grad", "dmask", "mask"), "the shape of mask", "mask"
-        ),
-        "dsink": Tensor(
-            FLOATS, partial(attending.given, "attention_grad", "dsink", "sink"), "the shape of sink", "sink"
-        ),
+        "dmask": _gradient_of("mask"),
+        "dsink": _gradient_of("sink"),
     },
     onnx=OnnxName(
         "AttentionGrad",
@@ -293,7 +267,7 @@ def attention(
     general=choosing(("dq", "dk", "dv")),
 )
 def attention_grad(
-    dy: Dy, q: GradientQ, k: GradientK, v: GradientV, y: Y, lse: Rows, *, dlse: Rows | None = None,
+    dy: Dy, q: LikeDy, k: K, v: V, y: Y, lse: Rows, *, dlse: Rows | None = None,
     mask: Mask4 | None = None, scale: Scale = None, causal: Causal = False, window: Window = None,
     softcap: Softcap = 0.0, sink: Sink | None = None, key_lengths: KeyLengths | None = None,
     dropout: Probability = 0.0, seed: Seed | None = None, offset: Offset | None = None, layout: Layout = "BHLD",
@@ -310,10 +284,9 @@ def attention_grad(
     dlse: gradient with respect to lse, of its shape; None: 0.
     needs: the results that are wanted, a tuple with some of "dq", "dk", "dv", "dmask" and "dsink"; the last two need
         an additive mask and a sink. None: ("dq", "dk", "dv").
-    out: where to write; a tuple if there are several results; must not overlap an input.
 
     Returns (dq, dk, dv), or those in needs, of the shapes and dtypes of q, k, v, mask and sink. Sums are formed in
-    float32 (float64 for float64), in an order that depends on shapes alone. Raises TypeError, ValueError.
+    float32 (float64 for float64), in an order that depends on shapes alone.
 
     Formula: delta = rowsum(dy * y) - dlse; p = min(exp(s - lse), 1); dv = sum of dropout(p) dy; ds = p * (dropout(dy v)
     - delta); dmask = sum of ds; dr = scale * ds * (1 - tanh(scale * q k / softcap)**2); dq = dr k; dk = sum of dr q;
@@ -347,7 +320,6 @@ SavedSink = Annotated[
 
 
 @operator(
-    "y = exp(x) / (sum(exp(x)) + exp(sink)), lse = log(sum(exp(x)) + exp(sink))",
     support=IN_GRAPHS,
     results={
         "y": like("x"),
@@ -360,13 +332,12 @@ def sink_softmax(x: HeadScores, sink: SinkOfHeads, *, out: tuple[Array, Array] |
 
     x: scores, shape (N, H, L, S); float32, float64, float16 or bfloat16.
     sink: shape (H,), of the dtype of x or float32.
-    out: where to write y and lse; y may be x.
 
     Returns (y, lse): y like x, whose rows sum to 1 less the share of the sink; lse of shape (N, H, L), the logarithm of
     the sum of exponentials, that of the sink included, in float32, or float64 for float64. Rows of -inf with a sink of
-    -inf are 0. Raises TypeError, ValueError.
+    -inf are 0.
 
-    Formula: y = exp(x) / (sum(exp(x)) + exp(sink)).
+    Formula: y = exp(x) / (sum(exp(x)) + exp(sink)); lse = log(sum(exp(x)) + exp(sink)).
     Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, as trained in gpt-oss.
 
     Example:
@@ -386,7 +357,6 @@ def sink_softmax(x: HeadScores, sink: SinkOfHeads, *, out: tuple[Array, Array] |
 
 
 @operator(
-    "dx = y * (dy - sum(y * dy)), dsink = -sum(exp(sink - lse) * sum(y * dy))",
     forward="sink_softmax",
     support=IN_GRAPHS,
     results={"dx": like("dy"), "dsink": like("sink")},
@@ -399,10 +369,8 @@ def sink_softmax_grad(
 
     dy: gradient with respect to y, shape (N, H, L, S); float32, float64, float16 or bfloat16.
     y, lse: the results of sink_softmax, y of the dtype of dy. sink: as given to it.
-    out: where to write dx and dsink; dx may be dy or y.
 
     Returns (dx, dsink): dx like dy, dsink of the shape and dtype of sink. Sums over rows are formed in one order.
-    Raises TypeError, ValueError.
 
     Formula: dx = y * (dy - sum(y * dy)); dsink = -sum over rows of exp(sink - lse) * sum(y * dy). Source: that of
     sink_softmax.
@@ -524,7 +492,6 @@ def _turned(x: Array, sizes: Rotation, cos: Array, sin: Array, positions: Array 
 
 
 @operator(
-    "y = (a * cos - b * sin, b * cos + a * sin) for each pair (a, b) of x",
     support=ON_CPU,
     results={"y": like("x")},
     in_place={"y": ("x",)},
@@ -549,7 +516,6 @@ def rotary_embedding(
     rotary_embedding_dim: R, an even number up to D; elements from R on stay as they are. 0: D.
     num_heads: H, for x of three dimensions; otherwise it need not be given.
     layout: "BHLD" or "BLHD", the axes of x if it has four.
-    out: where to write; may be x.
 
     Returns y, of the shape and dtype of x. Raises TypeError, ValueError, the latter for a position out of range, too,
     naming the first one, before anything is written.
@@ -571,7 +537,6 @@ def rotary_embedding(
 
 
 @operator(
-    "dx = (a * cos + b * sin, b * cos - a * sin) for each pair (a, b) of dy",
     support=ON_CPU,
     forward=FORWARD,
     results={"dx": like("dy")},
@@ -589,7 +554,6 @@ def rotary_embedding_grad(
     dy: gradient with respect to the output, of the shape of x; float32, float64, float16 or bfloat16.
     cos_cache, sin_cache, position_ids, interleaved, rotary_embedding_dim, num_heads, layout: as given to
         rotary_embedding, the tables of the dtype of dy.
-    out: where to write; may be dy.
 
     Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError, as rotary_embedding.
 

@@ -129,7 +129,7 @@ def _chosen(dy: Array, dx: Array, dw: Array, needs: tuple[str, ...] | None) -> A
         "dw": DW,
         "db": Tensor(FLOATS, lambda shapes, _: shapes["w"][:1], "one number for each filter of w", dtype_of="dy"),
     },
-    onnx=OnnxName("ConvGrad", ("dy", "x", "w"), ("dx?", "dw?", "db?"), ATTRIBUTES),
+    onnx=OnnxName("ConvGrad", outputs=("dx?", "dw?", "db?"), attributes=ATTRIBUTES),
     general=choosing(),
 )
 def conv_grad(
@@ -146,8 +146,6 @@ def conv_grad(
     strides, pads, dilations, group, auto_pad, kernel_shape: as given to Conv: one number for each axis, two for pads
         (all beginnings, then all ends); empty: strides and dilations of 1, no pads, the windows of w. pads count with
         auto_pad NOTSET alone.
-    needs: the names of the results that are wanted, such as ("dw", "db"); the others are not computed. None: all.
-    out: where to write; a tuple if there are several results; must not overlap dy, x or w.
 
     Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy. Sums are
     formed in float32 (float64 for float64). Zeros around x and dy are multiplied like all else, so a number in x or w
@@ -182,9 +180,8 @@ def conv_grad(
     },
     onnx=OnnxName(
         "ConvTransposeGrad",
-        ("dy", "x", "w"),
-        ("dx?", "dw?", "db?"),
-        {**ATTRIBUTES, "output_padding": (), "output_shape": ()},
+        outputs=("dx?", "dw?", "db?"),
+        attributes={**ATTRIBUTES, "output_padding": (), "output_shape": ()},
     ),
     general=choosing(),
 )
@@ -204,8 +201,6 @@ def conv_transpose_grad(
         one number for each axis, two for pads (all beginnings, then all ends); empty: strides and dilations of 1, no
         pads, the windows of w, no more than they reach. pads count with auto_pad NOTSET and no output_shape alone,
         which may have N and M before the axes, too.
-    needs: the names of the results that are wanted, such as ("dw", "db"); the others are not computed. None: all.
-    out: where to write; a tuple if there are several results; must not overlap dy, x or w.
 
     Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy. Sums are
     formed in float32 (float64 for float64). Zeros around x and dy are multiplied like all else, so a number in dy or w

@@ -19,10 +19,10 @@ from opgrad.contract import (
     finite,
     like,
     operator,
-    reference,
     shaped_like,
 )
 from opgrad.contract.attributes import FINITE, FLOATS, INTEGERS, Array, Attributes, Shape, Shapes, number_that
+from opgrad.ops.softmax import log_softmax
 
 
 def _label_shape(logits: Shape) -> Shape:
@@ -72,15 +72,21 @@ LOSS = Tensor(FLOATS, _loss_shape, "what the reduction gives", dtype_of="logits"
 WITH_INDEX = {"reduction": "mean", "ignore_index": -1}
 
 
-def _class_weights(labels: Array, weight: Array | None, ignore_index: int | None, classes: int) -> tuple[Array, Array]:
-    """Per sample: the class to read (0 where ignored) and the weight (0 where ignored)."""
-    ignored = np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
+def _ignored(labels: Array, ignore_index: int | None) -> Array:
+    return np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
+
+
+def _class_weights(
+    labels: Array, weight: Array | None, ignore_index: int | None, classes: int
+) -> tuple[Array, Array, Array]:
+    """Per sample: whether it is ignored, and the class to read and the weight, which are 0 where it is."""
+    ignored = _ignored(labels, ignore_index)
     picked = np.where(ignored, 0, labels)
-    each = np.ones(max(classes, 1)) if weight is None else weight.astype(np.float64)
-    return picked, np.where(ignored, 0.0, each[picked] if classes else 0.0)
+    by_class = np.ones(max(classes, 1)) if weight is None else weight.astype(np.float64)
+    return ignored, picked, np.where(ignored, 0.0, by_class[picked] if classes else 0.0)
 
 
-def _reduce(loss: Array, weights: Array, reduction: str) -> Any:
+def reduced(loss: Array, weights: Array, reduction: str) -> Any:
     if reduction == "none":
         return loss
     total = weights.sum() if reduction == "mean" else 1.0
@@ -88,7 +94,6 @@ def _reduce(loss: Array, weights: Array, reduction: str) -> Any:
 
 
 @operator(
-    "loss = -weight[label] * log_prob[label], reduced; log_prob = log_softmax(logits)",
     kind="classes",
     results={"loss": LOSS, "log_prob": like("logits")},
     in_place={"log_prob": ("logits",)},
@@ -113,16 +118,13 @@ def softmax_cross_entropy_loss(
     reduction: "none" (a loss for each sample), "sum", or "mean" (sum divided by the sum of the samples' weights;
         0 if that is 0).
     out_dtype: the dtype of both results, or a tuple with one for each; None: that of logits.
-    check: on CUDA, wait for the device and raise for labels out of range instead of giving NaN; the CPU always
-        checks.
-    out: a tuple of arrays for the results; the second may be logits.
 
     Returns (loss, log_prob): loss of shape labels.shape or (), log_prob = log_softmax(logits, 1).
     Raises TypeError for a wrong dtype; ValueError for a wrong shape, or a label outside [0, C) that is not
     ignored, naming the first one, before anything is written.
 
-    Formula: loss_i = -weight[label_i] * log_prob[i, label_i]. Source: ONNX SoftmaxCrossEntropyLoss-13,
-    com.microsoft SoftmaxCrossEntropyLossInternal.
+    Formula: loss_i = -weight[label_i] * log_prob[i, label_i]; log_prob = log_softmax(logits, 1). Source: ONNX
+    SoftmaxCrossEntropyLoss-13, com.microsoft SoftmaxCrossEntropyLossInternal.
 
     Example:
     >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
@@ -131,20 +133,15 @@ def softmax_cross_entropy_loss(
     (array(1.7513, dtype=float32), array([[-0.4076, -2.4076, -1.4076],
            [-3.0949, -0.0949, -3.0949]], dtype=float32))
     """
-    log_prob = reference("log_softmax")(logits, 1)
-    picked, weights = _class_weights(labels, weight, ignore_index, logits.shape[1])
+    log_prob = log_softmax(logits, 1)
+    ignored, picked, weights = _class_weights(labels, weight, ignore_index, logits.shape[1])
     if not logits.shape[1]:
-        return _reduce(np.zeros(labels.shape), weights, reduction), log_prob
+        return reduced(np.zeros(labels.shape), weights, reduction), log_prob
     nll = -np.take_along_axis(log_prob, np.expand_dims(picked, 1), 1)[:, 0]
-    ignored = np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
-    return _reduce(np.where(ignored, 0, nll * weights), weights, reduction), log_prob
+    return reduced(np.where(ignored, 0, nll * weights), weights, reduction), log_prob
 
 
-@operator(
-    "loss = -weight[label] * log_softmax(logits)[label], reduced; log_prob never stored",
-    kind="classes",
-    results={"loss": LOSS},
-)
+@operator(kind="classes", results={"loss": LOSS})
 def softmax_cross_entropy_loss_only(
     logits: Logits, labels: Labels, weight: Weight | None = None,
     *, ignore_index: int | None = None, reduction: Reduction = "mean", out_dtype: FloatDtypes = None,
@@ -169,13 +166,10 @@ def softmax_cross_entropy_loss_only(
     >>> opgrad.softmax_cross_entropy_loss_only(logits, labels, reduction="none")
     array([0.4076, 3.0949], dtype=float32)
     """
-    options = {"ignore_index": ignore_index, "reduction": reduction}
-    loss, _ = reference("softmax_cross_entropy_loss")(logits, labels, weight, **options)
-    return loss
+    return softmax_cross_entropy_loss(logits, labels, weight, ignore_index=ignore_index, reduction=reduction)[0]
 
 
 @operator(
-    "dlogits = weight[label] * dy * (exp(log_prob) - onehot(label)) / (sum of weights for mean) + bias",
     forward="softmax_cross_entropy_loss",
     kind="classes",
     results={"dlogits": like("log_prob")},
@@ -203,9 +197,6 @@ def softmax_cross_entropy_loss_grad(
     labels, weight, ignore_index, reduction: as given to the forward function.
     bias: added to the result, in the shape of log_prob; None: nothing.
     out_dtype: the dtype of the result; None: that of log_prob.
-    check: on CUDA, wait for the device and raise for labels out of range instead of giving NaN; the CPU always
-        checks.
-    out: where to write; may be log_prob or bias.
 
     Returns dlogits, of the shape of log_prob; exactly 0 (+ bias) for ignored samples and where the mean's
     divisor is 0. Raises TypeError for a wrong dtype; ValueError for a wrong shape or label, before anything
@@ -224,24 +215,21 @@ def softmax_cross_entropy_loss_grad(
            [ 0.0226,  0.4547, -0.4774]], dtype=float32)
     """
     classes = log_prob.shape[1]
-    picked, weights = _class_weights(labels, weight, ignore_index, classes)
+    ignored, picked, weights = _class_weights(labels, weight, ignore_index, classes)
     total = weights.sum() if reduction == "mean" else 1.0
     upstream = dy if reduction == "none" else dy.reshape(())
     factor = np.expand_dims(np.zeros(weights.shape) if total == 0 else weights * upstream / total, 1)
     onehot = np.expand_dims(picked, 1) == np.arange(classes).reshape(1, -1, *[1] * (labels.ndim - 1))
-    ignored = np.expand_dims(np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index, 1)
-    dead = ignored | (total == 0)
-    dlogits = np.where(dead, 0, factor * (np.exp(log_prob) - onehot))
+    dlogits = np.where(np.expand_dims(ignored, 1) | (total == 0), 0, factor * (np.exp(log_prob) - onehot))
     return dlogits if bias is None else dlogits + bias
 
 
 @operator(
-    "(loss, dloss/dlogits), log_prob never stored",
     forward="softmax_cross_entropy_loss",
     kind="classes",
     results={"loss": LOSS, "dlogits": like("logits")},
     in_place={"dlogits": ("logits",)},
-    onnx=OnnxName("SoftmaxCrossEntropyLossAndGrad", ("logits", "labels", "weight?"), ("loss", "dlogits"), WITH_INDEX),
+    onnx=OnnxName("SoftmaxCrossEntropyLossAndGrad", attributes=WITH_INDEX),
 )
 def softmax_cross_entropy_loss_and_grad(
     logits: Logits, labels: Labels, weight: Weight | None = None,
@@ -253,7 +241,6 @@ def softmax_cross_entropy_loss_and_grad(
     The arguments are those of softmax_cross_entropy_loss. The logits are read from memory once, the gradient
     is written once, and nothing else of their size is allocated.
     out_dtype: as there; ("float32", "bfloat16") stores the loss in float32, the gradient in bfloat16.
-    out: a tuple of arrays for the results; the second may be logits.
 
     Returns (loss, dlogits). For reduction "none" dlogits is the gradient of the sum of the losses.
     Raises TypeError for a wrong dtype; ValueError for a wrong shape, or a label outside [0, C) that is not
@@ -270,10 +257,9 @@ def softmax_cross_entropy_loss_and_grad(
     (array(0.4076, dtype=float32), array([[-0.3348,  0.09  ,  0.2447],
            [ 0.    ,  0.    ,  0.    ]], dtype=float32))
     """
-    options = {"ignore_index": ignore_index, "reduction": reduction}
-    loss, log_prob = reference("softmax_cross_entropy_loss")(logits, labels, weight, **options)
-    dy = np.ones(loss.shape)
-    return loss, reference("softmax_cross_entropy_loss_grad")(dy, log_prob, labels, weight, **options)
+    options: Attributes = {"ignore_index": ignore_index, "reduction": reduction}
+    loss, log_prob = softmax_cross_entropy_loss(logits, labels, weight, **options)
+    return loss, softmax_cross_entropy_loss_grad(np.ones(loss.shape), log_prob, labels, weight, **options)
 
 
 Share = Annotated[float, number_that(FINITE, (lambda value: 0 <= value <= 1, "a number from 0 to 1"))]
@@ -325,9 +311,6 @@ def sample_losses(
     ignore_index: of samples with this label all results are 0, predicted is -1; None: none.
     label_smoothing: in [0, 1]; this much of each sample's probability is shared by all classes.
     softcap: at least 0; bounds logits to (-softcap, softcap); 0: none. temperature: above 0; divides them then.
-    check: on CUDA, wait for the device and raise for labels out of range instead of giving NaN; the CPU always
-        checks.
-    out: a tuple of arrays for the results.
 
     Returns (loss, lse, log_prob, entropy, predicted), each of the shape of labels; float32, or float64 for float64,
     predicted int64. predicted is the first NaN of the logits or the first of the largest. Raises TypeError for a wrong
@@ -347,8 +330,8 @@ def sample_losses(
     entropy = np.where(p == 0, 0, p * below).sum(1) + 0 * lse
     log_prob = -np.where(onehot, below, 0).sum(1)
     predicted = np.argmax(logits, 1) if logits.shape[1] else np.full(labels.shape, -1)
-    ignored = np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
-    kept = [np.where(ignored, 0, each) for each in (loss, lse, log_prob, entropy)]
+    ignored = _ignored(labels, ignore_index)
+    kept = [np.where(ignored, 0, result) for result in (loss, lse, log_prob, entropy)]
     return kept[0], kept[1], kept[2], kept[3], np.where(ignored, -1, predicted)
 
 
@@ -374,7 +357,6 @@ def sample_losses_and_grad(
     dloss: with respect to loss; None: all 1.
     dlse, dlse_square: with respect to lse, and to its square, of which the z-loss is made; None: 0.
     dlog_prob, dentropy: with respect to log_prob and entropy; None: 0.
-    out: a tuple of arrays for the results; the last may be logits.
 
     Returns (loss, lse, log_prob, entropy, predicted, dlogits), dlogits of the shape and dtype of logits, exactly 0
     for ignored samples. Raises what sample_losses raises.
@@ -382,15 +364,15 @@ def sample_losses_and_grad(
     Formula: dz = p * (dloss * sum(weight * q) + dlse + 2 * lse * dlse_square - dlog_prob + dentropy * (lse - entropy
     - z)) - dloss * weight * q + dlog_prob * onehot(label), dlogits = dz times the slope of z.
     """
-    options = {"label_smoothing": label_smoothing, "softcap": softcap, "temperature": temperature}
-    results = reference("sample_losses")(logits, labels, weight, probabilities, ignore_index=ignore_index, **options)
+    options: Attributes = {"label_smoothing": label_smoothing, "softcap": softcap, "temperature": temperature}
+    results = sample_losses(logits, labels, weight, probabilities, ignore_index=ignore_index, **options)
     upstream = (np.ones(labels.shape) if dloss is None else dloss, dlse, dlse_square, dlog_prob, dentropy)
     by_loss, by_lse, by_square, by_log_prob, by_entropy = [
         np.expand_dims(np.zeros(labels.shape) if each is None else each, 1) for each in upstream
     ]
     z, slope = _scaled(logits, softcap, temperature)
     onehot, target = _targets(logits, labels, weight, probabilities, label_smoothing)
-    ignored = np.expand_dims(np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index, 1)
+    ignored = np.expand_dims(_ignored(labels, ignore_index), 1)
     lse, entropy = np.expand_dims(results[1], 1), np.expand_dims(results[3], 1)
     p = np.exp(z - lse)
     constant = by_loss * target.sum(1, keepdims=True) + by_lse + 2 * lse * by_square - by_log_prob
@@ -420,12 +402,6 @@ Factors = Annotated[
 ]
 Softcap = Annotated[float, finite]
 Temperature = Annotated[float, divisor]
-
-
-def _z_of_shard(logits: Array, softcap: float, temperature: float) -> Array:
-    """The logits that the softmax is taken of."""
-    capped = softcap * np.tanh(logits / softcap) if softcap else logits
-    return np.asarray(capped / temperature)
 
 
 def _own(labels: Array, first: int, classes: int) -> tuple[Array, Array]:
@@ -460,7 +436,6 @@ def cross_entropy_shard(
     softcap: the largest magnitude that a logit may have, z = softcap * tanh(x / softcap); 0: any.
     temperature: what the logits are divided by, after the softcap; not 0.
     moment: whether the fifth statistic is computed.
-    out: where to write.
 
     Returns statistics of shape (4, N) or (5, N), float64 for float64 logits, else float32: the largest logit (-inf
     without classes), the sum of exp(z - largest) (0 where all are -inf), the logit of the label (0 if that is no
@@ -479,7 +454,7 @@ def cross_entropy_shard(
            [0.    , 0.    ],
            [3.    , 3.    ]], dtype=float32)
     """
-    z = _z_of_shard(logits, softcap, temperature)
+    z, _ = _scaled(logits, softcap, temperature)
     largest = np.max(z, 1, initial=-np.inf)
     e = np.exp(z - np.where(largest == -np.inf, 0, largest)[:, np.newaxis])
     own, place = _own(labels, first, logits.shape[1])
@@ -507,7 +482,6 @@ def cross_entropy_shard_grad(
     factors: shape (6, N), float32 or float64: for each row the largest logit m of all shards, log_s, the logarithm of
         the sum of exp(z - m) over all shards, and the loss's gradients with respect to the log-sum-exp (a), the logit
         of the label (b), the sum of weight * z (c) and the mean of z (e); to a belongs e * (1 - mean).
-    out: where to write; may be logits.
 
     Returns dlogits, of the shape and dtype of logits; exactly 0 where a, b, c and e are 0, whatever the logits are.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or a temperature of 0.
@@ -524,12 +498,11 @@ def cross_entropy_shard_grad(
     array([[-0.3297,  0.0907,  0.2466],
            [ 0.045 ,  0.9048, -0.955 ]], dtype=float32)
     """
-    z = _z_of_shard(logits, softcap, temperature)
+    z, slope = _scaled(logits, softcap, temperature)
     m, log_s, a, b, c, e = (each[:, np.newaxis] for each in factors)
     p = np.exp(z - m - log_s)
     own, place = _own(labels, first, logits.shape[1])
     onehot = own[:, np.newaxis] & (place[:, np.newaxis] == np.arange(logits.shape[1]))
     dz = p * (a + np.where(p == 0, 0, e * z)) + b * onehot + c * (1.0 if weight is None else weight)
-    slope = (1 - np.tanh(logits / softcap) ** 2 if softcap else 1.0) / temperature
     silent = (a == 0) & (b == 0) & (c == 0) & (e == 0)
     return np.where(silent, 0, dz * slope)

@@ -49,10 +49,9 @@ def dropout(
     training_mode: False gives y = x, whatever ratio is.
     seed: an int, or an array of one int64 or int32. Decisions depend on it and on an element's place in C order alone,
         not on layout or threads: give each call its own. They are those of opgrad.Dropout(ratio, seed).
-    out: a tuple of arrays for the results; the first may be x.
 
     Returns (y, mask): y of the shape and dtype of x, mask of its shape, True where an element was kept. NaN and
-    infinity are dropped like all else. Raises TypeError, ValueError.
+    infinity are dropped like all else.
 
     Formula: y = where(mask, x / (1 - ratio), 0). Source: ONNX Dropout-13, which onnxruntime has, with a seed that is an
     attribute; DropoutTraining, whose seed is an input, is the node in com.microsoft here. Random numbers are those of
@@ -87,10 +86,8 @@ def dropout_grad(
     mask: bool, of the shape of dy; True where an element was kept.
     ratio, training_mode: as given to dropout. With training_mode=False, or ratio 0, nothing was dropped: dx = dy,
         whatever mask holds.
-    out: where to write; may be dy.
 
     Returns dx, of the shape and dtype of dy; 0 where mask is False, even if dy is NaN there, and with ratio 1.
-    Raises TypeError, ValueError.
 
     Formula: dx = where(mask, dy / (1 - ratio), 0). Source: com.microsoft DropoutGrad, which scales without
     training_mode, too.

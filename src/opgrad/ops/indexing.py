@@ -44,9 +44,6 @@ def gather(x: X, indices: Indices, axis: Axis = 0, *, check: bool = False, out: 
     x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
     indices: any shape; int32 or int64 in [-s, s) where s is the size of axis; negative ones count from the end.
     axis: the axis of x that indices pick from.
-    check: on CUDA, wait for the device and raise for indices out of range instead of giving NaN; the CPU always
-        checks.
-    out: where to write; must not overlap x.
 
     Returns y of shape x.shape[:axis] + indices.shape + x.shape[axis+1:], of the dtype of x.
     Raises TypeError for a wrong dtype, ValueError for a wrong axis or an index outside [-s, s), naming the
@@ -109,11 +106,8 @@ def gather_grad(
     dy: gradient with respect to gather's output, of shape shape[:axis] + indices.shape + shape[axis+1:];
         float32, float64, float16 or bfloat16.
     axis: the axis of x that indices picked from.
-    check: on CUDA, wait for the device and raise for indices out of range instead of leaving them out; the CPU
-        always checks.
     sparse: return the rows of dx that indices name, int64 and rising, and these rows alone, as a tuple; for NumPy's
         arrays and axis 0, without out. What they take depends on indices, not on the size of the table.
-    out: where to write; must not overlap dy or indices.
 
     Returns dx of the given shape and dy's dtype. The slices are added in float32 (float64 for float64), in
     an order that depends on nothing but the arguments. Raises TypeError for a wrong dtype, ValueError for a wrong
@@ -207,7 +201,6 @@ def gather_elements(
     indices: as many dimensions as x, any size on axis and at most x's on the others; int32 or int64 in [-s, s)
         where s is the size of x on axis; negative ones count from the end.
     axis: the axis of x along which indices pick.
-    out: where to write; must not overlap x or indices.
 
     Returns y of the shape of indices and the dtype of x.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or axis or an index outside [-s, s), naming the
@@ -252,7 +245,6 @@ def gather_elements_grad(
     shape: the shape of gather_elements' x; a tuple of ints or an integer array.
     indices: as given to gather_elements; int32 or int64.
     axis: the axis of x along which indices picked.
-    out: where to write; must not overlap dy or indices.
 
     Returns dx of the given shape and dy's dtype. The elements are added in float32 (float64 for float64), in an
     order that depends on nothing but the arguments. Raises TypeError for a wrong dtype, ValueError for a wrong
@@ -299,7 +291,6 @@ def gather_nd(x: Whole, indices: Tuples, batch_dims: int = 0, *, out: Array | No
         first batch_dims, in [-s, s) where s is that axis's size; negative ones count from the end. The first
         batch_dims axes are as long as x's.
     batch_dims: how many leading axes of x and indices are walked together; 0 to below the dimensions of both.
-    out: where to write; must not overlap x or indices.
 
     Returns y of shape indices.shape[:-1] + x.shape[batch_dims+k:], of the dtype of x.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or batch_dims or an index outside [-s, s),
@@ -343,7 +334,6 @@ def gather_nd_grad(
     indices: as given to gather_nd; int32 or int64.
     dy: gradient with respect to gather_nd's output, of its shape; float32, float64, float16 or bfloat16.
     batch_dims: as given to gather_nd.
-    out: where to write; must not overlap dy or indices.
 
     Returns dx of the given shape and dy's dtype. The slices are added in float32 (float64 for float64), in an order
     that depends on nothing but the arguments. Raises TypeError for a wrong dtype, ValueError for a wrong shape or
@@ -395,7 +385,6 @@ def slice_grad(
     ends: where it ends, this place excluded; likewise.
     axes: the axes that are sliced, all different, negative ones counted from the end; the first ones if None.
     steps: from one place to the next, negative ones backwards, none 0; all 1 if None.
-    out: where to write; must not overlap dy.
 
     Returns dx of the given shape and dy's dtype.
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, axis or step, or for lists of different length.

@@ -18,13 +18,13 @@ from opgrad.contract import (
     like,
     one_of,
     operator,
-    reference,
     shaped_like,
 )
 from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.contract.quantized import not_negative, number_like, quantized, weight_bits, whole_bytes
-from opgrad.ops.cross_entropy import Positive, Share
+from opgrad.ops.cross_entropy import Positive, Share, reduced
 from opgrad.ops.quantized import Scales, Zeros, floats_of
+from opgrad.ops.softmax import log_softmax
 
 LogProb = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 
@@ -53,18 +53,11 @@ LOSS = {"loss": Tensor(FLOATS, _loss_shape, "what the reduction gives", dtype_of
 SLOPE = {"dlogits": like("log_prob")}
 
 
-def _reduced(losses: Array, divisor: float, reduction: str) -> Array:
-    if reduction == "none":
-        return losses
-    return np.asarray(losses.sum() / divisor if divisor else 0.0)
-
-
 @operator(
-    "loss = -sum(labels * log_prob), reduced; log_prob = log_softmax(logits)",
     support=IN_GRAPHS,
     results=LOSS,
     in_place={"log_prob": ("logits",)},
-    onnx=OnnxName("SoftmaxCrossEntropy", ("logits", "labels"), ("loss", "log_prob?"), {"reduction": "mean"}),
+    onnx=OnnxName("SoftmaxCrossEntropy", outputs=("loss", "log_prob?"), attributes={"reduction": "mean"}),
 )
 def softmax_cross_entropy(
     logits: LogProb, labels: Dense, *, reduction: Reduction = "mean", out: tuple[Array, Array] | None = None
@@ -75,13 +68,12 @@ def softmax_cross_entropy(
     labels: the probability of each class, of the shape of logits; one of the four dtypes. They are used as given.
     reduction: "none" (a loss for each sample), "sum", or "mean" (the sum divided by the number of samples; 0 if there
         is none).
-    out: a tuple of arrays for the results; the second may be logits.
 
     Returns (loss, log_prob): loss of shape logits.shape[:-1] or (), log_prob = log_softmax(logits). Where a label is 0
-    its class adds nothing, even if its probability is 0. Raises TypeError, ValueError.
+    its class adds nothing, even if its probability is 0.
 
-    Formula: loss_i = -sum_k(labels[i, k] * log_prob[i, k]). Source: com.microsoft SoftmaxCrossEntropy, which negates no
-    loss with reduction "none", and adds them up.
+    Formula: loss_i = -sum_k(labels[i, k] * log_prob[i, k]); log_prob = log_softmax(logits). Source: com.microsoft
+    SoftmaxCrossEntropy, which negates no loss with reduction "none", and adds them up.
 
     Example:
     >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
@@ -90,18 +82,17 @@ def softmax_cross_entropy(
     (array(1.0013, dtype=float32), array([[-0.4076, -2.4076, -1.4076],
            [-3.0949, -0.0949, -3.0949]], dtype=float32))
     """
-    log_prob = reference("log_softmax")(logits)
+    log_prob = log_softmax(logits)
     losses = -np.where(labels == 0, 0.0, labels * log_prob).sum(-1)
-    return _reduced(losses, losses.size if reduction == "mean" else 1.0, reduction), log_prob
+    return reduced(losses, np.ones(losses.shape), reduction), log_prob
 
 
 @operator(
-    "dlogits = dy * (exp(log_prob) - labels) / (number of samples for mean)",
     forward="softmax_cross_entropy",
     support=IN_GRAPHS,
     results=SLOPE,
     in_place={"dlogits": ("log_prob", "labels")},
-    onnx=OnnxName("SoftmaxCrossEntropyGrad", ("dy", "log_prob", "labels"), ("dlogits",), {"reduction": "mean"}),
+    onnx=OnnxName("SoftmaxCrossEntropyGrad", attributes={"reduction": "mean"}),
 )
 def softmax_cross_entropy_grad(
     dy: LossGrad, log_prob: LogProb, labels: Dense, *, reduction: Reduction = "mean", out: Array | None = None
@@ -111,9 +102,6 @@ def softmax_cross_entropy_grad(
     dy: gradient with respect to loss: shape log_prob.shape[:-1] for reduction "none", else () or (1,).
     log_prob: the second result of the forward function, shape (…, C). It is not normalised again.
     labels, reduction: as given to the forward function.
-    out: where to write; may be log_prob or labels.
-
-    Returns dlogits, of the shape and dtype of log_prob. Raises TypeError, ValueError.
 
     Formula: dlogits[i, k] = dy_i * (exp(log_prob[i, k]) - labels[i, k]) / W, where W is the number of samples for
     "mean", else 1. Source: com.microsoft SoftmaxCrossEntropyGrad, whose result with reduction "none" is undefined.
@@ -133,16 +121,11 @@ def softmax_cross_entropy_grad(
 
 
 @operator(
-    "loss = -weight * log_prob[label], reduced; log_prob = log_softmax(logits)",
     support=IN_GRAPHS,
     results=LOSS,
     in_place={"log_prob": ("logits",)},
     onnx=OnnxName(
-        "SparseSoftmaxCrossEntropy",
-        ("logits", "labels", "weight?"),
-        ("loss", "log_prob?"),
-        {"reduction": "mean"},
-        origin="",
+        "SparseSoftmaxCrossEntropy", outputs=("loss", "log_prob?"), attributes={"reduction": "mean"}, origin=""
     ),
 )
 def sparse_softmax_cross_entropy(
@@ -160,14 +143,13 @@ def sparse_softmax_cross_entropy(
     weight: a factor for each sample, of the shape of labels; one of the four dtypes; None: all 1.
     reduction: "none" (a loss for each sample), "sum", or "mean" (the sum divided by the sum of the weights; 0 if that
         is 0).
-    out: a tuple of arrays for the results; the second may be logits.
 
     Returns (loss, log_prob): loss of shape labels.shape or (), log_prob = log_softmax(logits).
     Raises TypeError for a wrong dtype; ValueError for a wrong shape, or a label outside [0, C), naming the first one,
     before anything is written.
 
-    Formula: loss_i = -weight_i * log_prob[i, label_i]. Source: ONNX Runtime's SparseSoftmaxCrossEntropy, which adds the
-    losses up with reduction "none", too.
+    Formula: loss_i = -weight_i * log_prob[i, label_i]; log_prob = log_softmax(logits). Source: ONNX Runtime's
+    SparseSoftmaxCrossEntropy, which adds the losses up with reduction "none", too.
 
     Example:
     >>> logits = np.array([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], np.float32)
@@ -176,27 +158,20 @@ def sparse_softmax_cross_entropy(
     (array(1.7513, dtype=float32), array([[-0.4076, -2.4076, -1.4076],
            [-3.0949, -0.0949, -3.0949]], dtype=float32))
     """
-    log_prob = reference("log_softmax")(logits)
+    log_prob = log_softmax(logits)
     weights = np.ones(labels.shape) if weight is None else weight
     losses = np.zeros(labels.shape)
     if labels.size:
         losses = -weights * np.take_along_axis(log_prob, labels[..., np.newaxis], -1)[..., 0]
-    return _reduced(losses, float(weights.sum()) if reduction == "mean" else 1.0, reduction), log_prob
+    return reduced(losses, weights, reduction), log_prob
 
 
 @operator(
-    "dlogits = weight * dy * (exp(log_prob) - onehot(label)) / (sum of weights for mean)",
     forward="sparse_softmax_cross_entropy",
     support=IN_GRAPHS,
     results=SLOPE,
     in_place={"dlogits": ("log_prob",)},
-    onnx=OnnxName(
-        "SparseSoftmaxCrossEntropyGrad",
-        ("dy", "log_prob", "labels", "weight?"),
-        ("dlogits",),
-        {"reduction": "mean"},
-        origin="",
-    ),
+    onnx=OnnxName("SparseSoftmaxCrossEntropyGrad", attributes={"reduction": "mean"}, origin=""),
 )
 def sparse_softmax_cross_entropy_grad(
     dy: LossGrad,
@@ -212,7 +187,6 @@ def sparse_softmax_cross_entropy_grad(
     dy: gradient with respect to loss: shape labels.shape for reduction "none", else () or (1,).
     log_prob: the second result of the forward function, shape (…, C). It is not normalised again.
     labels, weight, reduction: as given to the forward function.
-    out: where to write; may be log_prob.
 
     Returns dlogits, of the shape and dtype of log_prob; 0 where the mean's divisor is 0. Raises TypeError for a wrong
     dtype; ValueError for a wrong shape or label, before anything is written.
@@ -269,10 +243,9 @@ def softmax_divergence_and_grad(
     beta: in [0, 1], the share of the teacher in the mixture. 0 stands for KL(teacher || student), 1 for KL(student ||
         teacher), which are the limits of the divergence over beta, and over 1 - beta.
     temperature: above 0; divides both logits.
-    out: where to write loss and dlogits; the latter may be logits.
 
     Returns (loss, dlogits): loss of shape (N,) in float32, or float64 for float64; dlogits of the shape and dtype of
-    logits. Classes of probability 0 count nothing. NaN and +inf in a row make it NaN. Raises TypeError, ValueError.
+    logits. Classes of probability 0 count nothing. NaN and +inf in a row make it NaN.
 
     Formula: p, q = softmax(teacher_logits / temperature), softmax(logits / temperature); m = beta * p + (1 - beta) * q;
     loss = sum(beta * p * log(p / m) + (1 - beta) * q * log(q / m)); dlogits = dloss / temperature * q *
@@ -287,7 +260,7 @@ def softmax_divergence_and_grad(
     (array([0.   , 0.732], dtype=float32), array([[ 0.    ,  0.    ,  0.    ],
            [ 0.2881,  0.2881, -0.5761]], dtype=float32))
     """
-    log_q, log_p = (reference("log_softmax")(x / temperature) for x in (logits, teacher_logits))
+    log_q, log_p = (log_softmax(x / temperature) for x in (logits, teacher_logits))
     p, q = np.exp(log_p), np.exp(log_q)
     slope = (np.ones(len(logits)) if dloss is None else dloss)[:, None] / temperature
     if beta == 0:
@@ -362,7 +335,6 @@ DX = like("x")
 
 
 @operator(
-    "loss = sum(weight * (log(sum(exp(z))) - z[label])) / W, z = x @ w.T",
     support=IN_GRAPHS,
     results={"loss": LINEAR_LOSS},
     onnx=OnnxName("LinearCrossEntropyLoss", INPUTS, ("loss",), NODE, types=TYPES),
@@ -384,7 +356,6 @@ def linear_cross_entropy_loss(
     N, K: the number of classes, and that of the numbers of a token.
     reduction: "mean", over the weights of tokens that are not ignored, "sum", or "none": a loss for each token.
     ignore_index: the label of tokens that do not count.
-    out: where to write.
 
     Returns the loss, float32 (float64 for float64); 0 if no token counts. Logits are computed in float32.
     Raises TypeError, ValueError, the latter for a label out of range, too, naming the first one, before anything is
@@ -405,7 +376,6 @@ def linear_cross_entropy_loss(
 
 
 @operator(
-    "loss as of linear_cross_entropy_loss; dx = weight * (softmax(z) - onehot(label)) @ w / W",
     support=IN_GRAPHS,
     forward="linear_cross_entropy_loss",
     results={"loss": LINEAR_LOSS, "dx": DX},
@@ -421,7 +391,6 @@ def linear_cross_entropy_loss_and_grad(
 
     x, b, labels, scales, zero_points, weight, N, K, bits, row_block, column_block, transB, signed, zero_point,
     reduction, ignore_index: as linear_cross_entropy_loss takes them.
-    out: a tuple of arrays for the results, which must not overlap the arguments.
 
     Returns (loss, dx), dx of the shape and dtype of x, 0 for ignored tokens. Raises TypeError, ValueError, as
     linear_cross_entropy_loss.
@@ -457,15 +426,11 @@ def _loss_and_slope(
     logits: Array, labels: Array, *, weight: Array | None, ignore_index: int, reduction: str
 ) -> tuple[Array, Array]:
     """The loss, and its gradient with respect to the logits."""
-    shape, labels = labels.shape if reduction == "none" else (), labels.reshape(-1)
     counts = labels != ignore_index
-    picked = np.where(counts, labels, 0)
-    weights = np.where(counts, 1.0 if weight is None else weight.reshape(-1), 0.0)
-    total = weights.sum() if reduction == "mean" else np.float64(1)
-    if not logits.size or not total:
-        return np.zeros(shape), np.zeros(logits.shape)
-    log_prob = reference("log_softmax")(logits)
-    each = np.where(counts, -np.take_along_axis(log_prob, picked[:, None], 1)[:, 0] * weights, 0.0)
-    loss = each.reshape(shape) if reduction == "none" else each.sum() / total
-    slope = np.exp(log_prob) - (np.arange(logits.shape[1]) == picked[:, None])
-    return np.asarray(loss), np.where(counts[:, None], slope * (weights / total)[:, None], 0.0)
+    weights = (np.ones(labels.shape) if weight is None else weight)[counts]
+    loss, slope, kept = np.zeros(labels.shape), np.zeros(logits.shape), counts.reshape(-1)
+    losses, log_prob = sparse_softmax_cross_entropy(logits[kept], labels[counts], weights, reduction=reduction)
+    dy = np.ones(losses.shape)
+    slope[kept] = sparse_softmax_cross_entropy_grad(dy, log_prob, labels[counts], weights, reduction=reduction)
+    loss[counts] = losses
+    return loss if reduction == "none" else losses, slope

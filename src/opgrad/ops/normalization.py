@@ -71,11 +71,10 @@ def layer_normalization(
     bias: what is then added, likewise; none if not given.
     axis: the first of the axes that are normalized together; the last one alone by default.
     epsilon: added to the variance.
-    out: where to write y, mean and inv_std; must not overlap an input.
 
     Returns y like x, and mean and inv_std of shape x.shape[:axis] + (1, ..), in float32 (float64 for float64):
     the mean and 1 / sqrt(variance + epsilon) of each row, the variance divided by the number of elements. Of a row
-    without elements both sums are 0. Raises TypeError, ValueError.
+    without elements both sums are 0.
 
     Formula: y = (x - mean) * inv_std * scale + bias. Source: ONNX LayerNormalization.
 
@@ -96,16 +95,11 @@ def layer_normalization(
 
 
 @operator(
-    "dx = inv_std * (g - mean(g) - n * mean(g * n)), g = dy * scale, n = (x - mean) * inv_std",
     forward="layer_normalization",
     support=IN_GRAPHS,
     results={"dx": like("x"), "dscale": like("scale"), "dbias": like("scale")},
     onnx=OnnxName(
-        "LayerNormalizationGrad",
-        ("dy", "x", "scale", "mean", "inv_std"),
-        ("dx", "dscale?", "dbias?"),
-        {"axis": -1},
-        types=GRADIENT_TYPES,
+        "LayerNormalizationGrad", outputs=("dx", "dscale?", "dbias?"), attributes={"axis": -1}, types=GRADIENT_TYPES
     ),
 )
 def layer_normalization_grad(
@@ -125,11 +119,9 @@ def layer_normalization_grad(
     scale: as given to layer_normalization, of shape x.shape[axis:] and the dtype of dy.
     mean, inv_std: as layer_normalization returned them, of shape x.shape[:axis] + (1, ..); any of the four dtypes.
     axis: the first of the axes that were normalized together.
-    out: where to write dx, dscale and dbias; must not overlap an input.
 
     Returns dx of the shape of x, dscale and dbias of the shape of scale, all of the dtype of dy. Sums over rows are
     formed in float32 (float64 for float64), in an order that depends on the shape alone.
-    Raises TypeError, ValueError.
 
     Formula: n = (x - mean) * inv_std; g = dy * scale; dx = inv_std * (g - mean(g) - n * mean(g * n));
     dscale = sum(dy * n); dbias = sum(dy). Source: com.microsoft LayerNormalizationGrad.
@@ -163,10 +155,9 @@ def simplified_layer_normalization(
     scale: what each normalized element is multiplied with, of shape x.shape[axis:] and the dtype of x.
     axis: the first of the axes that are normalized together; the last one alone by default.
     epsilon: added to the mean square.
-    out: where to write y and inv_std; must not overlap an input.
 
     Returns y like x, and inv_std of shape x.shape[:axis] + (1, ..), in float32 (float64 for float64):
-    1 / sqrt(mean(x * x) + epsilon) of each row. Raises TypeError, ValueError.
+    1 / sqrt(mean(x * x) + epsilon) of each row.
 
     Formula: y = x * inv_std * scale. Source: ONNX Runtime's SimplifiedLayerNormalization, ONNX RMSNormalization.
 
@@ -183,16 +174,11 @@ def simplified_layer_normalization(
 
 
 @operator(
-    "dx = inv_std * (g - n * mean(g * n)), g = dy * scale, n = x * inv_std",
     forward="simplified_layer_normalization",
     support=IN_GRAPHS,
     results={"dx": like("x"), "dscale": like("scale")},
     onnx=OnnxName(
-        "SimplifiedLayerNormalizationGrad",
-        ("dy", "x", "scale", "inv_std"),
-        ("dx", "dscale?"),
-        {"axis": -1},
-        types={"inv_std": "U"},
+        "SimplifiedLayerNormalizationGrad", outputs=("dx", "dscale?"), attributes={"axis": -1}, types={"inv_std": "U"}
     ),
 )
 def simplified_layer_normalization_grad(
@@ -205,10 +191,9 @@ def simplified_layer_normalization_grad(
     scale: as given to simplified_layer_normalization, of shape x.shape[axis:] and the dtype of dy.
     inv_std: as simplified_layer_normalization returned it, of shape x.shape[:axis] + (1, ..); any of the four dtypes.
     axis: the first of the axes that were normalized together.
-    out: where to write dx and dscale; must not overlap an input.
 
     Returns dx of the shape of x and dscale of the shape of scale, both of the dtype of dy. Sums over rows are formed
-    in float32 (float64 for float64), in an order that depends on the shape alone. Raises TypeError, ValueError.
+    in float32 (float64 for float64), in an order that depends on the shape alone.
 
     Formula: n = x * inv_std; g = dy * scale; dx = inv_std * (g - n * mean(g * n)); dscale = sum(dy * n).
     Source: com.microsoft SimplifiedLayerNormalizationGrad.
@@ -242,7 +227,6 @@ def _by_channel(values: Array, x: Array) -> Array:
 
 
 @operator(
-    "y = (x - mean) * inv_std * scale + bias",
     support=IN_GRAPHS,
     results={
         "y": like("x"),
@@ -255,18 +239,16 @@ def _by_channel(values: Array, x: Array) -> Array:
     onnx=(
         OnnxName(
             "BatchNormInternal",
-            ("x", "scale", "bias", "running_mean", "running_var"),
-            ("y", "new_mean?", "new_var?", "saved_mean?", "saved_inv_std?"),
-            {"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1},
+            outputs=("y", "new_mean?", "new_var?", "saved_mean?", "saved_inv_std?"),
+            attributes={"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1},
             types={"running_mean": "U", "running_var": "U"},
             overwrites={"new_mean": "running_mean", "new_var": "running_var"},
         ),
         # The same without anything that outlives a run: opgrad.gradients writes it.
         OnnxName(
             "BatchNormTraining",
-            ("x", "scale", "bias", "running_mean", "running_var"),
-            ("y", "new_mean?", "new_var?", "saved_mean?", "saved_inv_std?"),
-            {"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1},
+            outputs=("y", "new_mean?", "new_var?", "saved_mean?", "saved_inv_std?"),
+            attributes={"epsilon": 1e-5, "momentum": 0.9, "training_mode": 1},
             types={"running_mean": "U", "running_var": "U"},
         ),
     ),
@@ -288,7 +270,7 @@ def batch_norm_internal(
     Returns y like x; new_mean and new_var, the statistics so far mixed with those of x, or copies of them if not in
     training_mode or x is empty; saved_mean and saved_inv_std, what was subtracted from and multiplied with each
     channel. They have shape (C,) and the dtype of running_mean. Every variance is divided by the number of elements,
-    not by one less. Raises TypeError, ValueError.
+    not by one less.
 
     Formula: y = (x - mean) * inv_std * scale + bias; inv_std = 1 / sqrt(var + epsilon);
     new_mean = momentum * running_mean + (1 - momentum) * mean, new_var likewise.
@@ -318,16 +300,10 @@ def batch_norm_internal(
 
 
 @operator(
-    "dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)), n = (x - mean) * inv_std",
     forward="batch_norm_internal",
     support=IN_GRAPHS,
     results={"dx": like("x"), "dscale": like("scale"), "dbias": like("scale")},
-    onnx=OnnxName(
-        "BatchNormalizationGrad",
-        ("dy", "x", "scale", "mean", "inv_std"),
-        ("dx", "dscale?", "dbias?"),
-        types=GRADIENT_TYPES,
-    ),
+    onnx=OnnxName("BatchNormalizationGrad", outputs=("dx", "dscale?", "dbias?"), types=GRADIENT_TYPES),
 )
 def batch_normalization_grad(
     dy: Image, x: Saved, scale: OfChannel, mean: OfChannel, inv_std: OfChannel, *, out: tuple[Array, ...] | None = None
@@ -339,10 +315,9 @@ def batch_normalization_grad(
     scale: as given to the normalization, shape (C,); any of the four dtypes.
     mean, inv_std: the mean of each channel of x and 1 / sqrt(variance + epsilon), as batch_norm_internal saved them
         (the original calls the latter a variance but takes it as this); shape (C,); any of the four dtypes.
-    out: where to write dx, dscale and dbias; must not overlap an input.
 
     Returns dx of the shape and dtype of x, dscale and dbias of the shape and dtype of scale. Sums are formed in
-    float32 (float64 for float64), in an order that depends on the shape alone. Raises TypeError, ValueError.
+    float32 (float64 for float64), in an order that depends on the shape alone.
 
     Formula: n = (x - mean) * inv_std; dscale = sum(dy * n); dbias = sum(dy) over all axes but 1;
     dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)). Source: com.microsoft BatchNormalizationGrad.

@@ -35,7 +35,6 @@ LikeWeights = Annotated[Sequence[Array], _list("weights")]
 
 
 @operator(
-    "g = gradients; w = weights - lr * g",
     support=IN_GRAPHS,
     results={"new_weights": _new("weights")},
     in_place={"new_weights": ("weights",)},
@@ -49,9 +48,9 @@ def sgd_optimizer(lr: Rate, weights: Weights, gradients: LikeWeights, *, out: An
     gradients: a list of arrays of the same shapes; any of the four dtypes.
     out: where to write, a list of arrays; may be weights.
 
-    Returns the new weights as a list. Raises TypeError, ValueError.
+    Returns the new weights as a list.
 
-    Formula: weights - lr * gradients. Source: com.microsoft SGDOptimizerV2.
+    Formula: w = weights - lr * gradients. Source: com.microsoft SGDOptimizerV2.
 
     Example:
     >>> weights, gradients = np.array([1.0, 2.0], np.float32), np.array([0.5, -1.0], np.float32)
@@ -90,7 +89,7 @@ def adamw_optimizer(
     correct_bias: whether the momentums' start at 0 is made up for; adam_mode 0 always does.
     out: where to write, a tuple of three lists; may be (weights, momentums_1, momentums_2).
 
-    Returns the new weights, momentums_1 and momentums_2, three lists. Raises TypeError, ValueError.
+    Returns the new weights, momentums_1 and momentums_2, three lists.
 
     Formula: m = alpha * m + (1 - alpha) * g; v = beta * v + (1 - beta) * g * g; c1 = 1 - alpha**step,
     c2 = 1 - beta**step; mode 0: w = w * (1 - lr * weight_decay) - lr / c1 * m / (sqrt(v / c2) + epsilon); mode 1:
@@ -121,7 +120,6 @@ def adamw_optimizer(
 
 
 @operator(
-    "g * min(1, max_norm / (norm + 1e-6)), norm over all gradients",
     support=IN_GRAPHS,
     results={"clipped": _new("gradients")},
     in_place={"clipped": ("gradients",)},
@@ -135,7 +133,6 @@ def clip_grad_norm(gradients: Weights, max_norm: float = 1.0, *, out: Any = None
     out: where to write, a list of arrays; may be gradients.
 
     Returns a list of arrays; NaN throughout if a gradient holds one. The squares are summed in float64.
-    Raises TypeError, ValueError.
 
     Formula: g * min(1, max_norm / (norm + 1e-6)). Source: com.microsoft InplaceClipGradNorm.
 

@@ -70,7 +70,6 @@ def max_pool_grad(
         all of x lies in one row. Each must lie in its own image and channel.
     shape: the shape of MaxPool's input x, with the images and channels of dy.
     storage_order: as given to MaxPool; 1: each channel's elements are counted with the first axis fastest.
-    out: where to write; must not overlap dy or indices.
 
     Returns dx of the given shape and dy's dtype. What several windows give one element is added in float32 (float64
     for float64) in the order of dy. Raises TypeError for a wrong dtype, ValueError for a wrong shape or an index
@@ -111,7 +110,6 @@ def average_pool_grad(
     kernel_shape, strides, pads, auto_pad, ceil_mode, count_include_pad, dilations: as given to AveragePool: one
         number for each axis, two for pads (all beginnings, then all ends); empty: strides and dilations of 1, no pads.
         pads count with auto_pad NOTSET alone.
-    out: where to write; must not overlap dy.
 
     Returns dx of the given shape and dy's dtype, 0 where there is no window; sums are formed in float32 (float64 for
     float64). With count_include_pad a window's elements on the padding count, those beyond it do not, as in
@@ -307,7 +305,6 @@ Policy = Annotated[str, one_of(*POLICIES)]
 
 
 @operator(
-    "dx[i] = sum of (the weight of x[i] in y[o]) * dy[o]",
     support=IN_GRAPHS,
     results={"dx": shaped_like("x", dtype_of="dy")},
     onnx=OnnxName(
@@ -333,7 +330,6 @@ def resize_grad(
         of x.
     mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias, axes,
     keep_aspect_ratio_policy: as given to Resize. A policy other than stretch needs the scales that came of it.
-    out: where to write; must not overlap dy or x.
 
     Returns dx, of the shape of x and the dtype of dy. Sums are formed in float32 (float64 for float64). Coordinates
     are those of onnxruntime, which has them in float32: the gradient is that of the neighbours that it took. What lies

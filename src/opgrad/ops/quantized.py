@@ -81,9 +81,7 @@ def floats_of(
     results={"dx": Tensor(FLOATS, _dx, "the shape of dy, whose last size is K", dtype_of="dy")},
     onnx=OnnxName(
         "QuantizedMatMulGrad",
-        ("dy", "b", "scales", "zero_points?", "g_idx?"),
-        ("dx",),
-        NODE,
+        attributes=NODE,
         types={"b": ("uint8", "int8"), "zero_points": ("uint8", "float32", "float16", "bfloat16")},
     ),
 )
@@ -107,7 +105,6 @@ def quantized_matmul_grad(
     transB: whether the rows of b are those of w, R = N and C = K, as those of com.microsoft MatMulNBits; without it
         they are those of its transpose, R = K and C = N, as those of MatMul.
     signed: whether the integers are two's complement. zero_point: what they have where zero_points is None.
-    out: where to write; must not overlap the arguments.
 
     Returns dx of shape [.., K] and the dtype of dy, summed in float32 (float64 for float64).
     Raises TypeError, ValueError, the latter for a block in g_idx that is out of range, too, before anything is written.

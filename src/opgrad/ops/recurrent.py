@@ -11,10 +11,7 @@ import numpy as np
 
 from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, choosing, chosen, like, one_of, operator, shaped_like
 from opgrad.contract.attributes import Array, Attributes, Beside, Shape, Shapes, flag, integer, number
-
-
-def sigmoid(z: Array) -> Array:
-    return np.exp(-np.logaddexp(0.0, -z))
+from opgrad.ops.activation import sigmoid
 
 
 def orders(direction: str, steps: int) -> list[range]:
@@ -264,15 +261,10 @@ UNREAD = ("activations",)
 
 
 @operator(
-    "i, o, f = sigmoid(x W + h R), g = tanh(x W + h R); c = f * c before + i * g, h = o * tanh(c)",
     support=IN_GRAPHS,
     results={"y": _steps(), "y_h": STATE, "y_c": STATE, "cells": _steps(), "gates": _steps(LSTM)},
     onnx=OnnxName(
-        "LSTMTraining",
-        ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?", "initial_c?", "peepholes?"),
-        ("y?", "y_h?", "y_c?", "cells?", "gates?"),
-        LSTM_ATTRIBUTES,
-        unread=UNREAD,
+        "LSTMTraining", outputs=("y?", "y_h?", "y_c?", "cells?", "gates?"), attributes=LSTM_ATTRIBUTES, unread=UNREAD
     ),
 )
 def lstm_training(
@@ -294,7 +286,6 @@ def lstm_training(
     hidden_size: H, as r has it, or None.
     direction: "forward", "reverse" (from the last step to the first) or "bidirectional" (D = 2).
     input_forget, clip, layout: False, 0 and 0; others are refused.
-    out: where to write, a tuple of five arrays; must not overlap an input.
 
     Returns (y, y_h, y_c, cells, gates): the states of all steps, T x D x N x H; the last states and cells,
     D x N x H; the cells of all steps, T x D x N x H; the gates i, o, f and g of all steps, T x D x N x 4H.
@@ -352,8 +343,6 @@ def lstm_grad(
         given to lstm_training; float32 or float64, all of one dtype.
     y, cells, gates: its results of these names.
     dy, dy_h, dy_c: gradients with respect to y, y_h and y_c, of their shapes; None: 0.
-    needs: the names of the results that are wanted, such as ("dw", "dr"); the others are not computed. None: all.
-    out: where to write; a tuple if there are several results; must not overlap an input.
 
     Returns (dx, dw, dr, dbias, dinitial_h, dinitial_c, dpeepholes), or those in needs, of the shapes of x, w, r, bias
     (D x 8H), initial_h, initial_c and peepholes (D x 3H). Raises TypeError, ValueError, NotImplementedError.
@@ -382,16 +371,9 @@ def lstm_grad(
 
 
 @operator(
-    "z, r = sigmoid(x W + h R), n = tanh(x W + (r * h) R); h = (1 - z) * n + z * h before",
     support=IN_GRAPHS,
     results={"y": _steps(), "y_h": STATE, "gates": _steps(GRU)},
-    onnx=OnnxName(
-        "GRUTraining",
-        ("x", "w", "r", "bias?", "sequence_lens?", "initial_h?"),
-        ("y?", "y_h?", "gates?"),
-        GRU_ATTRIBUTES,
-        unread=UNREAD,
-    ),
+    onnx=OnnxName("GRUTraining", outputs=("y?", "y_h?", "gates?"), attributes=GRU_ATTRIBUTES, unread=UNREAD),
 )
 def gru_training(
     x: X, w: GruW, r: GruR, bias: GruBias | None = None,
@@ -411,7 +393,6 @@ def gru_training(
     direction: "forward", "reverse" (from the last step to the first) or "bidirectional" (D = 2).
     linear_before_reset: whether n takes r * (h R + b) (as PyTorch) instead of (r * h) R + b.
     clip, layout: 0; others are refused.
-    out: where to write, a tuple of three arrays; must not overlap an input.
 
     Returns (y, y_h, gates): the states of all steps, T x D x N x H; the last states, D x N x H; the gates z, r and n of
     all steps, T x D x N x 3H. Raises TypeError, ValueError, NotImplementedError for what is refused.
@@ -455,8 +436,6 @@ def gru_grad(
         gru_training; float32 or float64, all of one dtype.
     y, gates: its results of these names.
     dy, dy_h: gradients with respect to y and y_h, of their shapes; None: 0.
-    needs: the names of the results that are wanted, such as ("dw", "dr"); the others are not computed. None: all.
-    out: where to write; a tuple if there are several results; must not overlap an input.
 
     Returns (dx, dw, dr, dbias, dinitial_h), or those in needs, of the shapes of x, w, r, bias (D x 6H) and initial_h.
     Raises TypeError, ValueError, NotImplementedError.

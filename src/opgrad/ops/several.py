@@ -89,7 +89,7 @@ def concat_training(arrays: Joined, axis: Axis = 0, *, out: Any = None) -> tuple
     axis: along which they are joined.
     out: where to write, a tuple for both results; must not overlap the arrays.
 
-    Returns (y, lengths): the joined array, and int64 [number of arrays]. Raises TypeError, ValueError.
+    Returns (y, lengths): the joined array, and int64 [number of arrays].
 
     Formula: y = arrays joined along axis; lengths[i] = size of arrays[i] along axis.
     Source: com.microsoft ConcatTraining.
@@ -114,7 +114,7 @@ def split_training(x: Split, split: tuple[int, ...], axis: Axis = 0, *, out: Any
     axis: along which x is parted.
     out: where to write, a list with an array for each piece; must not overlap x.
 
-    Returns a list of arrays of x's dtype, as many as split has entries. Raises TypeError, ValueError.
+    Returns a list of arrays of x's dtype, as many as split has entries.
 
     Formula: pieces[i] = the next split[i] slices of x along axis. Source: com.microsoft SplitTraining.
 
@@ -137,7 +137,7 @@ def pass_through(arrays: Moved, *, out: Any = None) -> list[Array]:
     arrays: a list of arrays of any shapes; floats, int32, int64, int8, uint8, bool.
     out: where to write, a list with an array for each; must not overlap the arrays.
 
-    Returns a list of arrays. Raises TypeError, ValueError.
+    Returns a list of arrays.
 
     Formula: copies[i] = arrays[i]. Source: com.microsoft PassThrough.
 
@@ -162,9 +162,8 @@ def is_all_finite(
     arrays: a list of arrays of one dtype: float32, float64, float16 or bfloat16.
     isinf_only: look for infinities alone, not for NaN.
     isnan_only: look for NaN alone, not for infinities. Both together are refused.
-    out: where to write; must not overlap the arrays.
 
-    Returns a bool array of shape (). Raises TypeError, ValueError.
+    Returns a bool array of shape ().
 
     Formula: finite = no element of arrays is infinite or NaN. Source: com.microsoft IsAllFinite.
 
@@ -178,7 +177,6 @@ def is_all_finite(
 
 
 @operator(
-    "scaled[i] = scale * arrays[i], in another dtype",
     support=IN_GRAPHS,
     results={"scaled": Tensor(FLOATS, _scaled, "the shape of the array", dtype_of="arrays[]", several=True)},
     onnx=OnnxName("MixedPrecisionScale", ("scale", "arrays*"), ("scaled*",), {"to": None, "fuse_outputs": 0}),
@@ -195,7 +193,7 @@ def mixed_precision_scale(
     out_dtype: the dtype of the results, one of the four; None: that of the arrays.
     out: where to write, a list with an array for each result; must not overlap the arrays.
 
-    Returns a list of arrays, with fuse_outputs of one array. Raises TypeError, ValueError.
+    Returns a list of arrays, with fuse_outputs of one array.
 
     Formula: scaled[i] = scale * arrays[i], rounded once. Source: com.microsoft MixedPrecisionScale.
 
@@ -218,10 +216,8 @@ def reduce_all_l2(arrays: Numbers, *, out: Array | None = None) -> Array:
     """The Euclidean norm of all elements of all arrays.
 
     arrays: a list of arrays of one dtype: float32, float64, float16 or bfloat16.
-    out: where to write; must not overlap the arrays.
 
     Returns a float32 array of shape (). The squares are summed in float64, so none of them overflows.
-    Raises TypeError, ValueError.
 
     Formula: norm = sqrt(sum over all arrays of x * x). Source: com.microsoft ReduceAllL2.
 

@@ -171,8 +171,8 @@ def _through_attributes(
     results={"dx": like("dy")},
     in_place={"dx": ("dy", "y")},
     onnx=(
-        OnnxName("SoftmaxGrad_13", ("dy", "y"), ("dx",), {"axis": -1}),
-        OnnxName("SoftmaxGrad", ("dy", "y"), ("dx",), {"axis": 1}, until_13=True),
+        OnnxName("SoftmaxGrad_13", attributes={"axis": -1}),
+        OnnxName("SoftmaxGrad", attributes={"axis": 1}, until_13=True),
     ),
     general=primitive.SOFTMAX_GRAD,
 )
@@ -217,8 +217,8 @@ def softmax_grad(
     results={"dx": like("dy")},
     in_place={"dx": ("dy", "y")},
     onnx=(
-        OnnxName("LogSoftmaxGrad_13", ("dy", "y"), ("dx",), {"axis": -1}),
-        OnnxName("LogSoftmaxGrad", ("dy", "y"), ("dx",), {"axis": 1}, until_13=True),
+        OnnxName("LogSoftmaxGrad_13", attributes={"axis": -1}),
+        OnnxName("LogSoftmaxGrad", attributes={"axis": 1}, until_13=True),
     ),
     general=primitive.SOFTMAX_GRAD,
 )

@@ -97,18 +97,23 @@ def sizes(shapes: Shapes, attributes: Attributes) -> AttentionSizes:
     return AttentionSizes(batch, heads, kv_heads, queries, keys, size, v_size)
 
 
-def checked_q(operator: str, shapes: Shapes, attributes: Attributes) -> Shape:
+def _operator(shapes: Shapes) -> str:
+    """The operator that is called, by its arrays."""
+    return "attention_grad" if "dy" in shapes else "attention"
+
+
+def checked_q(shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape of q itself; ValueError if q or the arrays that decide about its form are not what they must be."""
-    check_form(operator, shapes)
+    check_form(shapes)
     size = shapes["q"][-1]
     if not 1 <= size <= LARGEST_HEAD:
-        raise ValueError(f"{operator}: q has heads of {size} numbers, expected 1 to {LARGEST_HEAD}")
+        raise ValueError(f"{_operator(shapes)}: q has heads of {size} numbers, expected 1 to {LARGEST_HEAD}")
     return shapes["q"]
 
 
-def check_form(operator: str, shapes: Shapes) -> None:
+def check_form(shapes: Shapes) -> None:
     """Raise ValueError unless q, k and v have the dimensions of their form, and the others go with it."""
-    rank = 3 if "cu_seqlens_q" in shapes else 4
+    operator, rank = _operator(shapes), 3 if "cu_seqlens_q" in shapes else 4
     why = "as cu_seqlens_q is given" if rank == 3 else "as cu_seqlens_q is None"
     for name in ("q", "k", "v"):
         if len(shapes[name]) != rank:
@@ -124,20 +129,20 @@ def check_form(operator: str, shapes: Shapes) -> None:
         )
 
 
-def checked_k(operator: str, shapes: Shapes, attributes: Attributes) -> Shape:
+def checked_k(shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape that k must have: its own heads and length."""
     batch, heads, _, size = split(shapes["q"], shapes, attributes)
     _, kv_heads, keys, _ = split(shapes["k"], shapes, attributes)
     if heads % kv_heads if kv_heads else heads:
-        raise ValueError(f"{operator}: k has {kv_heads} heads, expected a divisor of {heads}, the heads of q")
+        raise ValueError(f"{_operator(shapes)}: k has {kv_heads} heads, expected a divisor of {heads}, the heads of q")
     return joined(batch, kv_heads, keys, size, shapes, attributes)
 
 
-def checked_v(operator: str, shapes: Shapes, attributes: Attributes) -> Shape:
+def checked_v(shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape that v must have: that of k, but for the numbers of a head."""
     v_size = shapes["v"][-1]
     if not 1 <= v_size <= LARGEST_HEAD:
-        raise ValueError(f"{operator}: v has heads of {v_size} numbers, expected 1 to {LARGEST_HEAD}")
+        raise ValueError(f"{_operator(shapes)}: v has heads of {v_size} numbers, expected 1 to {LARGEST_HEAD}")
     batch, kv_heads, keys, _ = split(shapes["k"], shapes, attributes)
     return joined(batch, kv_heads, keys, v_size, shapes, attributes)
 
@@ -150,7 +155,7 @@ def of_result(shapes: Shapes, attributes: Attributes) -> Shape:
 
 def checked_dy(shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape of the gradient of y, which is the first array of its operator."""
-    check_form("attention_grad", shapes)
+    check_form(shapes)
     return of_result(shapes, attributes)
 
 
@@ -182,10 +187,10 @@ def of_starts(shapes: Shapes, attributes: Attributes) -> Shape:
     return (max(shapes["cu_seqlens_q"][0], 1),)
 
 
-def given(operator: str, result: str, name: str, shapes: Shapes, attributes: Attributes) -> Shape:
+def given(name: str, shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape of an optional argument, which the result that is its gradient has, too."""
     if name not in shapes:
-        raise ValueError(f"{operator}: needs has {result}, expected it to have {name} as an argument")
+        raise ValueError(f"{_operator(shapes)}: needs has d{name}, expected it to have {name} as an argument")
     return shapes[name]
 
 

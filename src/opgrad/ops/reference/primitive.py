@@ -343,5 +343,5 @@ def _dtype_of_out(op: Operator, library: Arrays, out: Any, allowed: tuple[str, .
     return dtype
 
 
-SOFTMAX = General(FORWARD, expand_forward, over_arrays, {STATE: "dropout"})
-SOFTMAX_GRAD = General(GRADIENT, expand_gradient, over_arrays, {STATE: "dropout"})
+SOFTMAX = General(FORWARD, expand_forward, over_arrays, {STATE: "dropout"}, by_keywords=True)
+SOFTMAX_GRAD = General(GRADIENT, expand_gradient, over_arrays, {STATE: "dropout"}, by_keywords=True)
