@@ -7,13 +7,14 @@ from functools import partial
 import numpy as np
 import packed
 import pytest
-from accuracy import differences
+from accuracy import check_slopes, differences
 from onnx import helper
 from onnx.backend.test.case import node as nodes
 from samples import reference, sample
 
 import opgrad
-from opgrad.ops import operators, public_operators
+from opgrad.cli.examples import examples
+from opgrad.ops import graph_operators, operators, public_operators
 
 STEP = 1e-5
 SHAPES = [(3, 4), (2, 5, 3)]
@@ -22,6 +23,10 @@ GRADIENTS = [op for op in operators().values() if op.forward]
 
 def changed(forward, arguments, variable, value):
     return reference(forward, arguments | {variable: value})[0]
+
+
+def several(results):
+    return results if isinstance(results, tuple) else (results,)
 
 
 def attribute_choices(op):
@@ -61,6 +66,38 @@ def test_is_the_slope_of_the_forward_function(gradient, shape, optional, rng):
         expected = differences(partial(changed, forward, given, variable), given[variable], dy, STEP)
         expected = expected + known.get("bias", 0)
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8, err_msg=str(attributes))
+
+
+OF_GRAPHS = [op for op in graph_operators().values() if op.forward]
+SAVED = {"mean": "saved_mean", "inv_std": "saved_inv_std"}  # as batch_norm_internal calls them
+
+
+@pytest.mark.any_cpu
+@pytest.mark.parametrize("gradient", OF_GRAPHS, ids=lambda op: op.name)
+def test_gradients_of_training_graphs_are_slopes(gradient, rng):
+    """Of the sum of a result times a random array, at small examples of the forward operator."""
+    forward, count = graph_operators()[gradient.forward], 0
+    for example in examples(forward, "float64"):
+        given = dict(example.arguments)
+        is_small = given[forward.arrays[0]].size > 0 and sum(map(np.size, given.values())) < 3000
+        if not is_small or not given.get("training_mode", True):
+            continue
+        results = dict(zip(forward.results, several(forward.reference(**given)), strict=True))
+        main = np.asarray(next(iter(results.values())))
+        dy = rng.normal(size=main.shape) if "dy" in gradient.inputs else np.ones(main.shape)
+        known = given | results | {"dy": dy, "shape": np.shape(given[forward.arrays[0]])}
+        known |= {name: results[other] for name, other in SAVED.items() if other in results}
+        names = [name for name in (*gradient.inputs, *gradient.attributes) if name in known]
+        found = several(gradient.reference(**{name: known[name] for name in names}))
+        found = dict(zip(gradient.results, found, strict=True))
+        arrays = {name: given[name] for name in given if f"d{name}" in found}
+
+        def total(given=given, dy=dy, **arrays):
+            return np.sum(dy * several(forward.reference(**given | arrays))[0])
+
+        check_slopes(total, arrays, {name: found[f"d{name}"] for name in arrays}, rng)
+        count += bool(arrays)
+    assert count > 1
 
 
 @pytest.mark.parametrize("name", public_operators())

@@ -82,6 +82,19 @@ def differences(function, point, upstream, step=1e-6):
     return slope / step
 
 
+def check_slopes(function, arrays, found, rng, step=1e-5):
+    """Hold gradients of a number, by the names of arrays, against differences of function(**arrays): along random
+    directions of each array, and of all at once."""
+    for name in (*arrays, None):
+        moves = {each: rng.normal(size=np.shape(arrays[each])) for each in arrays if name in (each, None)}
+        ends = [
+            function(**arrays | {each: arrays[each] + sign * step * move for each, move in moves.items()})
+            for sign in (1, -1)
+        ]
+        slope = sum((found[each] * move).sum() for each, move in moves.items())
+        np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-7, err_msg=str(name))
+
+
 def ulp(exact, dtype):
     """The distance of neighbouring numbers of this dtype at these values."""
     info = ml_dtypes.finfo(DTYPES[dtype.name])
