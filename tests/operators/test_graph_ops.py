@@ -5,9 +5,10 @@ import inspect
 import numpy as np
 import pytest
 from graph_cases import OPERATORS, arrays_of, call, changed, check_close, each_dtype, each_operator
+from samples import in_place_pairs, packed
 
 import opgrad
-from opgrad.cli.examples import examples, expected
+from opgrad.cli.examples import examples, expected, listed
 
 
 @each_dtype
@@ -63,12 +64,28 @@ def test_out_is_written_and_nothing_around_it(op, dtype):
         expected = call(op, example.arguments)
         guards = [np.full((array.size + 128) * array.itemsize, 77, np.uint8).view(array.dtype) for array in expected]
         outs = [guard[64:-64].reshape(array.shape) for guard, array in zip(guards, expected, strict=True)]
-        call(op, example.arguments, out=tuple(outs) if len(outs) > 1 else outs[0])
+        call(op, example.arguments, out=packed(outs))
         for guard, out, wanted in zip(guards, outs, expected, strict=True):
             assert out.tobytes() == wanted.tobytes()
             untouched = b"M" * (64 * wanted.itemsize)  # 77 in every byte
             assert guard[:64].tobytes() == untouched
             assert guard[-64:].tobytes() == untouched
+
+
+@pytest.mark.parametrize("op", [op for op in OPERATORS if op.in_place], ids=lambda op: op.name)
+def test_results_in_the_memory_of_arguments(op):
+    for example in examples(op, "float32"):
+        given = example.arguments
+        expected = getattr(opgrad, op.name)(**given)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        names = [name for name in op.results if name in given.get("needs", op.results)]
+        for result, name in in_place_pairs(op, given):
+            own = {**given, **changed({name: given[name]}, np.copy)}
+            new = changed(dict(zip(names, expected, strict=True)), np.empty_like)
+            outs = [own[name] if each == result else new[each] for each in names]
+            getattr(opgrad, op.name)(**own, out=packed(outs))
+            for out, wanted in zip(listed(outs), listed(expected), strict=True):
+                assert out.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("op", [op for op in OPERATORS if op.arrays], ids=lambda op: op.name)
@@ -87,7 +104,7 @@ def test_out_may_not_overlap_an_input_in_another_way(op):
         outs[place] = memory[like.itemsize : like.itemsize + like.nbytes].view(like.dtype).reshape(like.shape)
         given = changed(example.arguments, lambda array, old=largest, new=inside: new if array is old else array)
         with pytest.raises(ValueError, match=f"^{op.name}: out for .* overlaps"):
-            call(op, given, out=tuple(outs) if len(outs) > 1 else outs[0])
+            call(op, given, out=packed(outs))
         return
     pytest.fail("no example has an array with more than one element, and a result")
 

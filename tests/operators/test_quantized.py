@@ -98,35 +98,3 @@ def test_the_bits_do_not_depend_on_threads(rng):
     finally:
         opgrad.set_num_threads(before)
     assert len(set(found)) == 1
-
-
-DY, B, SCALES = np.zeros((2, 4), "f4"), np.zeros((4, 16), "u1"), np.zeros((4, 1), "f4")
-REFUSED = {
-    "bits is 3, expected 2, 4 or 8": {"bits": 3},
-    "dy has shape (2, 4), expected (2, 5)": {"N": 5},
-    "b has shape (4, 16), expected (4, 40)": {"K": 80, "column_block": 0},
-    "scales has shape (4, 1), expected (4, 2)": {"column_block": 16},
-    "column_block is 3, expected blocks of whole bytes, as bits is 4": {"column_block": 3},
-    "g_idx[1] is 1, expected -1 to 0": {"g_idx": np.array([0, 1] + [0] * 30, "i4")},
-    "zero_points has 4 elements of float32, expected 8, one for each block": {
-        "column_block": 16, "scales": np.zeros((4, 2), "f4"), "zero_points": np.zeros((4, 1), "f4"),
-    },
-    "zero_points is packed, expected floats, as column_block is 1": {
-        "column_block": 1, "scales": np.zeros((4, 32), "f4"), "zero_points": np.zeros((4, 16), "u1"),
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_refuses_what_does_not_fit(message):
-    given = {"dy": DY, "b": B, "scales": SCALES, "N": 4, "K": 32, "column_block": 32, **REFUSED[message]}
-    out = Guarded((2, given["K"]), "float32")
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        opgrad.quantized_matmul_grad(**given, out=out.array)
-    assert str(caught.value).startswith(f"{NAME}: {message}")
-    assert out.unwritten()
-
-
-def test_refuses_bytes_with_a_sign_that_hold_several_integers():
-    with pytest.raises(TypeError, match="b has dtype int8, expected uint8, as bits is 4"):
-        opgrad.quantized_matmul_grad(DY, B.view("i1"), SCALES, N=4, K=32, column_block=32)
