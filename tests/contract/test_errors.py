@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hostile import Raising, arguments, attributes, values
-from samples import accepted, bits, call, for_operators, is_float, sample
+from samples import accepted, bits, call, each_kind, for_operators, is_float, sample
 
 import opgrad
 from opgrad import Dropout, post_ops
@@ -31,12 +31,6 @@ def arrays_of(op, arguments):
     return [name for name in op.inputs if isinstance(arguments.get(name), np.ndarray)]
 
 
-def test_required_arrays(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for name in set(op.inputs) - op.optional:
-        fails(op, arguments | {name: None}, TypeError, f"{name} is None, expected an array")
-
-
 def test_missing_and_unknown_arguments(op, rng):
     arguments = sample(op, (4, 3), "float32", rng)
     required = next(name for name in op.parameters if name not in op.optional)
@@ -50,67 +44,106 @@ def test_missing_and_unknown_arguments(op, rng):
         function(None, **{required: None})
 
 
-def test_dtypes(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
+def of_arrays(op, arguments):
+    """What is wrong with each array: a change of a right call, the error and its message."""
+    for name in set(op.inputs) - op.optional:
+        yield {name: None}, TypeError, f"{name} is None, expected an array"
     for name in arrays_of(op, arguments):
-        expected = ", ".join(accepted(op, name))
-        for wrong in {"complex64", "int16", "uint8", "bool", "longdouble"}.difference(accepted(op, name)):
-            given = arguments | {name: arguments[name].astype(wrong)}
-            fails(op, given, TypeError, f"{name} has dtype {np.dtype(wrong).name}, expected one of {expected}")
-        objects = arguments[name].astype(object)
-        fails(op, arguments | {name: objects}, TypeError, f"{name} has dtype object, expected one of {expected}")
-
-
-def test_integers_and_floats_are_not_mixed_up(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for name in arrays_of(op, arguments):
-        wrong = "int64" if is_float(arguments[name]) else "float32"
-        if wrong not in accepted(op, name):
-            message = f"{name} has dtype {wrong}, expected one of {', '.join(accepted(op, name))}"
-            fails(op, arguments | {name: arguments[name].astype(wrong)}, TypeError, message)
-
-
-def test_dtypes_must_agree(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for name, tensor in op.inputs.items():
-        if tensor.dtype_of and not op.general:
-            given = arguments | {name: arguments[name].astype("float64")}
-            fails(op, given, TypeError, f"{name} has dtype float64, expected float32, the dtype of {tensor.dtype_of}")
-
-
-def test_foreign_byte_order(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for name in arrays_of(op, arguments):
-        swapped = arguments[name].astype(arguments[name].dtype.newbyteorder("S"))
+        array, known = arguments[name], accepted(op, name)
+        mixed = "int64" if is_float(array) else "float32"
+        for wrong in {"complex64", "int16", "uint8", "bool", "longdouble", "object", mixed}.difference(known):
+            message = f"{name} has dtype {np.dtype(wrong).name}, expected one of {', '.join(known)}"
+            yield {name: array.astype(wrong)}, TypeError, message
+        swapped = array.astype(array.dtype.newbyteorder("S"))
         message = f"{name} has dtype {swapped.dtype} in foreign byte order, expected native byte order"
-        fails(op, arguments | {name: swapped}, TypeError, message)
+        yield {name: swapped}, TypeError, message
+        message = f"{name} is a masked array, expected an array without a mask"
+        yield {name: np.ma.masked_array(array)}, TypeError, message
+        yield {name: [[1.0], [1.0, 2.0]]}, TypeError, f"{name} is list, expected an array"
+        tensor = op.inputs[name]
+        if tensor.dtype_of and not op.general:
+            message = f"{name} has dtype float64, expected float32, the dtype of {tensor.dtype_of}"
+            yield {name: array.astype("float64")}, TypeError, message
+        if tensor.shape is not None:
+            wrong = np.zeros((*array.shape, 2), array.dtype)
+            message = f"{name} has shape {wrong.shape}, expected {array.shape}, {tensor.as_in}"
+            yield {name: wrong}, ValueError, message
 
 
-def test_masked_arrays(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for name in arrays_of(op, arguments):
-        given = arguments | {name: np.ma.masked_array(arguments[name])}
-        fails(op, given, TypeError, f"{name} is a masked array, expected an array without a mask")
+def of_attributes(op, arguments):
+    """The same of attributes."""
+    known = op.attributes
+    if "axis" in known:
+        for axis in (2, -3, 99):
+            yield {"axis": axis}, ValueError, f"axis is {axis}, expected -2 to 1 for an array of 2 dimensions"
+        for axis in (1.0, "0", None, [0], *([(0, 1)] if op.kind == "slices" else [])):
+            yield {"axis": axis}, TypeError, f"axis is {axis!r}, expected an int"
+    if "reduction" in known:
+        for wrong in ("average", None, ["sum"], 1):
+            yield {"reduction": wrong}, ValueError, f"reduction is {wrong!r}, expected one of none, mean, sum"
+    if "ignore_index" in known:
+        for wrong in (1.5, "1", [1]):
+            yield {"ignore_index": wrong}, TypeError, f"ignore_index is {wrong!r}, expected an int"
+        for wrong in (2**63, -(2**63) - 1):
+            yield {"ignore_index": wrong}, ValueError, f"ignore_index is {wrong}, expected a 64-bit integer"
+    if "out_dtype" in known:
+        yield from of_out_dtype(op)
+    for name in flags(op):  # only a bool is one: a number may be meant for another parameter
+        for wrong in (1, 0, "yes", None, [True], np.float32(1)):
+            yield {name: wrong}, TypeError, f"{name} is {wrong!r}, expected a bool"
+    if "alpha" in known:
+        for wrong in ("large", None, [1.0, 2.0]):
+            yield {"alpha": wrong}, TypeError, f"alpha is {wrong!r}, expected a number"
+    if "shape" in known:
+        yield {"shape": (-1, 3)}, ValueError, "shape is (-1, 3), expected sizes of at least 0"
+        yield {"shape": 4}, TypeError, "shape is 4, expected a tuple of ints"
+        yield {"shape": (1.5, 3)}, TypeError, "shape is 1.5, expected an int"
 
 
+def of_out_dtype(op):
+    swapped = np.dtype("float32").newbyteorder("S")
+    wrong = {"int32": "int32", "complex64": "complex64", "nonsense": "'nonsense'", swapped: swapped}
+    for each, name in wrong.items():
+        yield {"out_dtype": each}, TypeError, f"out_dtype is {name}, expected one of {FLOAT_NAMES}"
+    yield {"out_dtype": [1]}, TypeError, f"out_dtype is [1], expected one of {FLOAT_NAMES}"
+    if len(op.results) == 1:
+        for pair in (("float32",), ("float32", "float32")):
+            yield {"out_dtype": pair}, TypeError, f"out_dtype is {pair}, expected one of {FLOAT_NAMES}"
+        return
+    for pair in ((), ("float32",), ("float32",) * 3):
+        yield {"out_dtype": pair}, TypeError, f"out_dtype is {pair!r}, expected one dtype or a tuple of 2"
+    first, second = op.results
+    for each, name in (("int32", "int32"), ("nonsense", "'nonsense'")):
+        for result, pair in ((first, (each, "float32")), (second, (None, each))):
+            message = f"out_dtype for {result} is {name}, expected one of {FLOAT_NAMES}"
+            yield {"out_dtype": pair}, TypeError, message
+
+
+def flags(op):
+    return [name for name, default in op.attributes.items() if isinstance(default, bool)]
+
+
+@pytest.mark.parametrize("mistakes", [of_arrays, of_attributes], ids=lambda each: each.__name__)
+def test_mistakes_are_named(op, mistakes, rng):
+    arguments = sample(op, (4, 3), "float32", rng, reduction="none")
+    for change, error, message in mistakes(op, arguments):
+        fails(op, arguments | change, error, message)
+
+
+@for_operators(lambda op: op.kind == "rows")
+def test_axes_must_be_adjacent(op, rng):
+    arguments = sample(op, (4, 3, 2), "float32", rng)
+    for axis in ((), (0, 2), (0, 0), (1, -2)):
+        fails(op, arguments, ValueError, f"axis is {axis}, expected an int or a tuple of adjacent axes", axis=axis)
+
+
+@each_kind
 def test_lists(op, rng):
-    """Nested lists are what np.asarray makes of them; those that it refuses are refused."""
+    """Nested lists are what np.asarray makes of them."""
     arguments = sample(op, (4, 3), "float64", rng)
     expected = [bits(result) for result in call(op, arguments)]
     for name in arrays_of(op, arguments):
-        given = arguments | {name: arguments[name].tolist()}
-        assert [bits(result) for result in call(op, given)] == expected
-        fails(op, arguments | {name: [[1.0], [1.0, 2.0]]}, TypeError, f"{name} is list, expected an array")
-
-
-def test_shapes(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng, reduction="none")
-    for name, tensor in op.inputs.items():
-        if tensor.shape is not None and name in arguments:
-            expected = arguments[name].shape
-            wrong = np.zeros((*expected, 2), arguments[name].dtype)
-            message = f"{name} has shape {wrong.shape}, expected {expected}, {tensor.as_in}"
-            fails(op, arguments | {name: wrong}, ValueError, message)
+        assert [bits(result) for result in call(op, arguments | {name: arguments[name].tolist()})] == expected
 
 
 def test_too_few_dimensions(op, rng):
@@ -122,87 +155,10 @@ def test_too_few_dimensions(op, rng):
                 call(op, arguments | {name: wrong})
 
 
-@for_operators(lambda op: "axis" in op.attributes)
-def test_axis(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for axis in (2, -3, 99):
-        message = f"axis is {axis}, expected -2 to 1 for an array of 2 dimensions"
-        fails(op, arguments, ValueError, message, axis=axis)
-    for axis in (1.0, "0", None, [0]):
-        fails(op, arguments, TypeError, f"axis is {axis!r}, expected an int", axis=axis)
-
-
-@for_operators(lambda op: op.kind == "rows")
-def test_axes_must_be_adjacent(op, rng):
-    arguments = sample(op, (4, 3, 2), "float32", rng)
-    for axis in ((), (0, 2), (0, 0), (1, -2)):
-        fails(op, arguments, ValueError, f"axis is {axis}, expected an int or a tuple of adjacent axes", axis=axis)
-
-
-@for_operators(lambda op: op.kind == "slices")
-def test_one_axis_only(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    fails(op, arguments, TypeError, "axis is (0, 1), expected an int", axis=(0, 1))
-
-
-@for_operators(lambda op: "reduction" in op.attributes)
-def test_reduction(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for reduction in ("average", None, ["sum"], 1):
-        message = f"reduction is {reduction!r}, expected one of none, mean, sum"
-        fails(op, arguments, ValueError, message, reduction=reduction)
-
-
-@for_operators(lambda op: "ignore_index" in op.attributes)
-def test_ignore_index(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for wrong in (1.5, "1", [1]):
-        fails(op, arguments, TypeError, f"ignore_index is {wrong!r}, expected an int", ignore_index=wrong)
-    for wrong in (2**63, -(2**63) - 1):
-        fails(op, arguments, ValueError, f"ignore_index is {wrong}, expected a 64-bit integer", ignore_index=wrong)
-
-
-@for_operators(lambda op: "out_dtype" in op.attributes)
-def test_out_dtype(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for wrong, name in (("int32", "int32"), ("complex64", "complex64"), ("nonsense", "'nonsense'"), ([1], "[1]")):
-        fails(op, arguments, TypeError, f"out_dtype is {name}, expected one of {FLOAT_NAMES}", out_dtype=wrong)
-    swapped = np.dtype("float32").newbyteorder("S")
-    with pytest.raises(TypeError, match=f"^{op.name}: out_dtype .*, expected "):
-        call(op, arguments, out_dtype=swapped)
-
-
-@for_operators(lambda op: "out_dtype" in op.attributes and len(op.results) > 1)
-def test_out_dtype_of_each_result(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for wrong in ((), ("float32",), ("float32",) * 3):
-        message = f"out_dtype is {wrong!r}, expected one dtype or a tuple of 2"
-        fails(op, arguments, TypeError, message, out_dtype=wrong)
-    first, second = op.results
-    for wrong, name in (("int32", "int32"), ("nonsense", "'nonsense'")):
-        for result, pair in ((first, (wrong, "float32")), (second, (None, wrong))):
-            message = f"out_dtype for {result} is {name}, expected one of {FLOAT_NAMES}"
-            fails(op, arguments, TypeError, message, out_dtype=pair)
-
-
-@for_operators(lambda op: "out_dtype" in op.attributes and len(op.results) == 1)
-def test_one_result_has_one_out_dtype(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for wrong in (("float32",), ("float32", "float32")):
-        fails(op, arguments, TypeError, f"out_dtype is {wrong}, expected one of {FLOAT_NAMES}", out_dtype=wrong)
-
-
-def flags(op):
-    return [name for name, default in op.attributes.items() if isinstance(default, bool)]
-
-
 @for_operators(flags)
-def test_flags(op, rng):
-    """Only a bool is one: a number may be meant for another parameter."""
+def test_flags_of_numpy(op, rng):
     arguments = sample(op, (4, 3), "float32", rng)
     for name in flags(op):
-        for wrong in (1, 0, "yes", None, [True], np.float32(1)):
-            fails(op, arguments, TypeError, f"{name} is {wrong!r}, expected a bool", **{name: wrong})
         for right in (True, False):
             expected = [bits(result) for result in call(op, arguments, **{name: right})]
             assert [bits(result) for result in call(op, arguments, **{name: np.bool_(right)})] == expected
@@ -218,13 +174,6 @@ def test_check_changes_nothing_on_the_cpu(op, rng):
         wrong = arguments | {name: np.full_like(arguments[name], 99)}
         with pytest.raises(ValueError, match=f"^{op.name}: {name}\\[0\\] is 99, expected"):
             call(op, wrong, check=check)
-
-
-@for_operators(lambda op: "alpha" in op.attributes)
-def test_alpha(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    for wrong in ("large", None, [1.0, 2.0]):
-        fails(op, arguments, TypeError, f"alpha is {wrong!r}, expected a number", alpha=wrong)
 
 
 @for_operators(lambda op: "labels" in op.inputs)
@@ -266,14 +215,6 @@ def test_indices_out_of_range(op, integer, rng):
             arguments["indices"][place] = wrong
             named = ", ".join(map(str, place))
             fails(op, arguments, ValueError, f"indices[{named}] is {wrong}, expected -6 to 5")
-
-
-@for_operators(lambda op: "shape" in op.attributes)
-def test_shape_argument(op, rng):
-    arguments = sample(op, (4, 3), "float32", rng)
-    fails(op, arguments, ValueError, "shape is (-1, 3), expected sizes of at least 0", shape=(-1, 3))
-    fails(op, arguments, TypeError, "shape is 4, expected a tuple of ints", shape=4)
-    fails(op, arguments, TypeError, "shape is 1.5, expected an int", shape=(1.5, 3))
 
 
 OPERATORS = [*operators().values(), *graph_operators().values()]

@@ -1,5 +1,7 @@
 """Wrong calls of softmax's general form: the exact words, and nothing written."""
 
+import itertools
+
 import numpy as np
 import pytest
 from primitive_cases import Placed, numbers
@@ -49,101 +51,115 @@ def fails(name, given, error, message):
     assert [bits(array) for array in arrays] == before
 
 
-@every
-def test_unknown_keywords(name, rng):
-    keywords = ["axes", "post_op", "temperature", "scale"]
-    keywords += ["stats", "save", "inf_as_zero", "accumulation"] if name in GRADIENT else ["post_op_grads"]
-    keywords += ["inf_as_zero"] if name == "log_softmax" else []
-    for keyword in keywords:
-        given = arguments(name, rng) | {keyword: True}
-        fails(name, given, TypeError, f"got an unexpected keyword argument {keyword!r}")
-
-
-@every
-def test_masked_arrays(name, rng):
+def of_arrays(name):
+    """What is wrong with arrays and dtypes: a change of a right call, the error and its message."""
     masked = np.ma.masked_array(np.ones(SHAPE, bool))
-    message = "where is a masked array, expected an array without a mask"
-    fails(name, arguments(name, rng) | {"where": masked}, TypeError, message)
-    operand = np.ma.masked_array(np.ones(SHAPE))
-    for place, op in enumerate([post_ops.add(operand), post_ops.select(operand, 1.0), post_ops.select(True, operand)]):
-        what = ("operand", "condition", "other")[place]
+    yield {"where": masked}, TypeError, "where is a masked array, expected an array without a mask"
+    for op, what in ((post_ops.add(masked), "operand"), (post_ops.select(masked, 1.0), "condition"),
+                     (post_ops.select(True, masked), "other")):  # fmt: skip
         message = f"post_ops[1]'s {what} is a masked array, expected an array without a mask"
-        fails(name, arguments(name, rng) | {"post_ops": [post_ops.abs(), op]}, TypeError, message)
-
-
-@every
-def test_out_dtype(name, rng):
-    wrong = ["int16", "int32", "int64", "bool", "complex64", "longdouble", "float8_e4m3", "float8_e4m3b11fnuz"]
-    wrong += ["int8", "uint8"] if name in GRADIENT else []
-    for dtype in wrong:
-        given = arguments(name, rng) | {"out_dtype": dtype}
+        yield {"post_ops": [post_ops.abs(), op]}, TypeError, message
+    wrong = ["int16", "int32", "int64", "bool", "complex64", "longdouble", np.dtype("float32").newbyteorder("S")]
+    wrong += ["float8_e4m3", "float8_e4m3b11fnuz", "nonsense", [1], ("float32",), ("float32", None)]
+    for dtype in wrong + (["int8", "uint8"] if name in GRADIENT else []):
         try:
-            shown = str(np.dtype(dtype))
-        except TypeError:
-            shown = repr(dtype)
-        fails(name, given, TypeError, f"out_dtype is {shown}, expected one of {listed(name)}")
-    swapped = np.dtype("float32").newbyteorder("S")
-    for value in ("nonsense", [1], ("float32",), ("float32", None)):
-        given = arguments(name, rng) | {"out_dtype": value}
-        fails(name, given, TypeError, f"out_dtype is {value!r}, expected one of {listed(name)}")
-    fails(name, arguments(name, rng) | {"out_dtype": swapped}, TypeError,
-          f"out_dtype is {swapped}, expected one of {listed(name)}")  # fmt: skip
-
-
-# --- where, scales, flags, dropout -----------------------------------------------------------------------------------
-
-
-@every
-def test_where(name, rng):
-    given = arguments(name, rng)
+            text = str(np.dtype(dtype))
+        except (TypeError, ValueError):
+            text = repr(dtype)
+        yield {"out_dtype": dtype}, TypeError, f"out_dtype is {text}, expected one of {listed(name)}"
     for dtype in ("int64", "uint8", "float32", "int32", "object"):
-        message = f"where has dtype {dtype}, expected one of bool"
-        fails(name, given | {"where": np.ones(SHAPE, dtype)}, TypeError, message)
+        yield {"where": np.ones(SHAPE, dtype)}, TypeError, f"where has dtype {dtype}, expected one of bool"
     for shape in ((4, 2), (3, 4), (2, 4, 3), (1, 4, 3), (0,), (4, 0)):
         message = f"where has shape {shape}, expected one that broadcasts to {SHAPE}"
-        fails(name, given | {"where": np.ones(shape, bool)}, ValueError, message)
-    fails(name, given | {"where": [[True], [True, False]]}, TypeError, "where is list, expected an array")
-    fails(name, given | {"where": 1}, TypeError, "where has dtype float64, expected one of bool")
+        yield {"where": np.ones(shape, bool)}, ValueError, message
+    yield {"where": [[True], [True, False]]}, TypeError, "where is list, expected an array"
+    yield {"where": 1}, TypeError, "where has dtype float64, expected one of bool"
 
 
-@every
-def test_scales(name, rng):
-    given = arguments(name, rng)
+def of_values(name):
+    """The same of numbers, flags and words."""
+    keywords = ["axes", "post_op", "temperature", "scale"]
+    keywords += ["stats", "save", "inf_as_zero", "accumulation"] if name in GRADIENT else ["post_op_grads"]
+    for keyword in keywords + ["inf_as_zero"] * (name == "log_softmax"):
+        yield {keyword: True}, TypeError, f"got an unexpected keyword argument {keyword!r}"
     for scale in ("logit_scale", "result_scale", "out_scale"):
         expected = "a finite number other than 0" if scale == "out_scale" else "a finite number"
         for wrong in (float("nan"), float("inf"), -float("inf"), np.float32("nan")):
-            fails(name, given | {scale: wrong}, ValueError, f"{scale} is {float(wrong)}, expected {expected}")
-        for wrong in ("2", b"2", None, [2.0], 1j, np.ones(2), np.ones((1, 1)), given):
-            fails(name, given | {scale: wrong}, TypeError, f"{scale} is {shown(wrong)}, expected a number")
+            yield {scale: wrong}, ValueError, f"{scale} is {float(wrong)}, expected {expected}"
+        for wrong in ("2", b"2", None, [2.0], 1j, np.ones(2), np.ones((1, 1)), {"x": 1}):
+            yield {scale: wrong}, TypeError, f"{scale} is {shown(wrong)}, expected a number"
     for zero in (0, 0.0, -0.0):
-        message = "out_scale is 0.0, expected a finite number other than 0"
-        fails(name, given | {"out_scale": zero}, ValueError, message)
-
-
-@every
-def test_flags(name, rng):
+        yield {"out_scale": zero}, ValueError, "out_scale is 0.0, expected a finite number other than 0"
     flags = ["stats", "save"] if name in FORWARD else ["post_op_grads"]
-    for key in flags + ["inf_as_zero"] * (name == "softmax"):
-        for wrong in (0, 1, None, "yes", [], [True], np.float32(1)):
-            for more in ({}, {"out_scale": 2.0}):
-                given = arguments(name, rng) | {key: wrong} | more
-                fails(name, given, TypeError, f"{key} is {wrong!r}, expected a bool")
+    for key, wrong in itertools.product(
+        flags + ["inf_as_zero"] * (name == "softmax"), (0, 1, None, "yes", [], [True], np.float32(1))
+    ):
+        yield {key: wrong}, TypeError, f"{key} is {wrong!r}, expected a bool"
+    for wrong in ("f32", "STRICT", None, 1, [], ["any"]) if name in FORWARD else ():
+        yield {"accumulation": wrong}, ValueError, f"accumulation is {wrong!r}, expected one of strict, relaxed, any"
+    for wrong in (0.5, 0, True, False, (0.5, 1), {"probability": 0.5}, "0.5", Dropout):
+        yield {"dropout": wrong}, TypeError, f"dropout is {wrong!r}, expected an opgrad.Dropout"
 
 
-@forward
-def test_accumulation(name, rng):
-    for wrong in ("f32", "STRICT", None, 1, [], ["any"]):
+def of_post_ops(name):
+    for wrong in (None, post_ops.abs(), "abs", 3, {}, iter([]), post_ops.abs):
+        message = f"post_ops is {type(wrong).__name__}, expected a list of opgrad.post_ops"
+        yield {"post_ops": wrong}, TypeError, message
+    for wrong in (None, "abs", 3, post_ops.abs, np.abs, [post_ops.abs()]):
+        message = f"post_ops[1] is {wrong!r}, expected one of opgrad.post_ops"
+        yield {"post_ops": (post_ops.abs(), wrong)}, TypeError, message
+    many = [post_ops.linear(1.0, 1.0)] * 33
+    yield {"post_ops": many}, ValueError, "post_ops has 33 operations, expected at most 32"
+
+    def places(array):
+        yield post_ops.mul(array), "operand"
+        yield post_ops.select(True, array), "other"
+        if array.dtype != bool:
+            yield post_ops.select(array, 0.0), "condition"
+
+    for shape in ((4, 2), (3, 4), (2, 4, 3), (1, 4, 3), (4,), (0,), (1, 1, 1), (4, 0)):
+        for op, what in places(np.ones(shape, "float32")):
+            message = f"post_ops[1]'s {what} has shape {shape}, expected one that broadcasts to {SHAPE}"
+            yield {"post_ops": [post_ops.abs(), op]}, ValueError, message
+    for dtype in ("int64", "int16", "uint32", "complex64", "object", "bool", "longdouble"):
+        for op, what in places(np.ones(SHAPE, dtype)):
+            more = ", bool" if what == "condition" else ""
+            message = f"post_ops[0]'s {what} has dtype {np.dtype(dtype).name}, expected one of {OPERANDS_LISTED}{more}"
+            yield {"post_ops": [op]}, TypeError, message
+    whole = (post_ops.round(), *(getattr(post_ops, each)(0.5) for each in ("ge", "gt", "le", "lt", "eq", "ne")))
+    for op in whole if name in GRADIENT else ():
+        yield {"post_ops": [post_ops.abs(), op]}, ValueError, f"post_ops[1] is {op.name}, which has no gradient"
+
+
+def of_out(name):
+    first = "y" if name in FORWARD else "dx"
+    masked = np.ma.masked_array(np.zeros(SHAPE, "float32"))
+    for wrong in ([], "text", 3, [1.0], (1.0,), {}, masked):
+        message = f"out for {first} is {type(wrong).__name__}, expected a NumPy array"
+        yield {"out": wrong, **({"out_scale": 2.0} if wrong is masked else {})}, TypeError, message
+    for dtype in ("int32", "complex64", "bool", ">f4", *(("int8",) if name in GRADIENT else ())):
+        message = f"out for {first} has dtype {np.dtype(dtype)}, expected one of {listed(name)}"
+        yield {"out": np.zeros(SHAPE, dtype)}, TypeError, message
+    for dtype in ("float16", "float32"):
+        message = f"out for {first} has dtype float64, expected {dtype}"
+        yield {"out": np.zeros(SHAPE, "float64"), "out_dtype": dtype}, TypeError, message
+
+
+@pytest.mark.parametrize("mistakes", [of_arrays, of_values, of_post_ops, of_out], ids=lambda each: each.__name__)
+@every
+def test_mistakes_are_named(name, mistakes, rng):
+    """Also where another attribute makes the call one that is not plain."""
+    given = arguments(name, rng)
+    for change, error, message in mistakes(name):
         for more in ({}, {"out_scale": 2.0}):
-            given = arguments(name, rng) | {"accumulation": wrong} | more
-            fails(name, given, ValueError, f"accumulation is {wrong!r}, expected one of strict, relaxed, any")
+            fails(name, given | more | change, error, message)
 
 
 @every
-def test_dropout(name, rng):
-    for wrong in (0.5, 0, True, False, (0.5, 1), {"probability": 0.5}, "0.5", Dropout):
-        for more in ({}, {"out_scale": 2.0}):
-            given = arguments(name, rng) | {"dropout": wrong} | more
-            fails(name, given, TypeError, f"dropout is {wrong!r}, expected an opgrad.Dropout")
+def test_operands_that_are_no_arrays(name, rng):
+    for wrong in (None, "text", [[1.0], [1.0, 2.0]]):
+        with pytest.raises(TypeError, match=rf"^{name}: post_ops\[0\]'s operand .*, expected "):
+            getattr(opgrad, name)(**arguments(name, rng), post_ops=[post_ops.add(wrong)])
 
 
 def test_dropout_s_own_values():
@@ -165,87 +181,12 @@ def test_dropout_s_own_values():
             Dropout(0.5, mask=wrong)
 
 
-# --- post-ops --------------------------------------------------------------------------------------------------------
-
-
-@every
-def test_post_ops_are_a_list_of_them(name, rng):
-    given = arguments(name, rng)
-    for wrong in (None, post_ops.abs(), "abs", 3, {}, iter([]), post_ops.abs):
-        for more in ({}, {"out_scale": 2.0}):
-            message = f"post_ops is {type(wrong).__name__}, expected a list of opgrad.post_ops"
-            fails(name, given | {"post_ops": wrong} | more, TypeError, message)
-    for wrong in (None, "abs", 3, post_ops.abs, np.abs, [post_ops.abs()]):
-        message = f"post_ops[1] is {wrong!r}, expected one of opgrad.post_ops"
-        fails(name, given | {"post_ops": (post_ops.abs(), wrong)}, TypeError, message)
-
-
-@every
-def test_too_many_post_ops(name, rng):
-    given = arguments(name, rng) | {"post_ops": [post_ops.linear(1.0, 1.0)] * 33}
-    fails(name, given, ValueError, "post_ops has 33 operations, expected at most 32")
-
-
-@every
-def test_operands_shapes(name, rng):
-    given = arguments(name, rng)
-    for shape in ((4, 2), (3, 4), (2, 4, 3), (1, 4, 3), (4,), (0,), (1, 1, 1), (4, 0)):
-        array = np.ones(shape, "float32")
-        expected = f"has shape {shape}, expected one that broadcasts to {SHAPE}"
-        fails(name, given | {"post_ops": [post_ops.mul(array)]}, ValueError, f"post_ops[0]'s operand {expected}")
-        chain = [post_ops.abs(), post_ops.select(array, 0.0)]
-        fails(name, given | {"post_ops": chain}, ValueError, f"post_ops[1]'s condition {expected}")
-        chain = [post_ops.abs(), post_ops.select(True, array)]
-        fails(name, given | {"post_ops": chain}, ValueError, f"post_ops[1]'s other {expected}")
-
-
-@every
-def test_operands_dtypes(name, rng):
-    given = arguments(name, rng)
-    for dtype in ("int64", "int16", "uint32", "complex64", "object", "bool", "longdouble"):
-        array = np.ones(SHAPE, dtype)
-        shown = np.dtype(dtype).name
-        message = f"post_ops[0]'s operand has dtype {shown}, expected one of {OPERANDS_LISTED}"
-        fails(name, given | {"post_ops": [post_ops.sub(array)]}, TypeError, message)
-        message = f"post_ops[0]'s other has dtype {shown}, expected one of {OPERANDS_LISTED}"
-        fails(name, given | {"post_ops": [post_ops.select(1, array)]}, TypeError, message)
-        if dtype != "bool":
-            message = f"post_ops[0]'s condition has dtype {shown}, expected one of {OPERANDS_LISTED}, bool"
-            fails(name, given | {"post_ops": [post_ops.select(array, 1.0)]}, TypeError, message)
-    for wrong in (None, "text", [[1.0], [1.0, 2.0]]):
-        with pytest.raises(TypeError, match=rf"^{name}: post_ops\[0\]'s operand .*, expected "):
-            getattr(opgrad, name)(**given, post_ops=[post_ops.add(wrong)])
-
-
-@gradient
-def test_post_ops_without_a_gradient(name, rng):
-    for op in (post_ops.round(), *(getattr(post_ops, each)(0.5) for each in ("ge", "gt", "le", "lt", "eq", "ne"))):
-        given = arguments(name, rng) | {"post_ops": [post_ops.abs(), op]}
-        fails(name, given, ValueError, f"post_ops[1] is {op.name}, which has no gradient")
-
-
-# --- out -------------------------------------------------------------------------------------------------------------
-
-
 def results_of(name, rng, given):
     found = getattr(opgrad, name)(**given)
     return found if isinstance(found, tuple) else (found,)
 
 
 WITH_ALL = {"stats": True, "save": True, "dropout": Dropout(0.5, 1, 2, mask=True)}
-
-
-@every
-def test_out_must_be_an_array(name, rng):
-    first = "y" if name in FORWARD else "dx"
-    for wrong in ([], "text", 3, [1.0], (1.0,), {}):
-        for more in ({}, {"out_scale": 2.0}):
-            given = arguments(name, rng) | {"out": wrong} | more
-            message = f"out for {first} is {type(wrong).__name__}, expected a NumPy array"
-            fails(name, given, TypeError, message)
-    masked = np.ma.masked_array(np.zeros(SHAPE, "float32"))
-    given = arguments(name, rng) | {"out": masked, "out_scale": 2.0}
-    fails(name, given, TypeError, f"out for {first} is MaskedArray, expected a NumPy array")
 
 
 @forward
@@ -275,21 +216,6 @@ def test_out_s_shapes_and_dtypes(name, rng):
             wrong = (*outputs[:place], array.astype("float16"), *outputs[place + 1 :])
             message = f"out for {result} has dtype float16, expected {array.dtype.name}"
             fails(name, given | {"out": wrong}, TypeError, message)
-
-
-@every
-def test_out_s_dtype(name, rng):
-    first = "y" if name in FORWARD else "dx"
-    for dtype in ("int32", "complex64", "bool", ">f4", *(("int8",) if name in GRADIENT else ())):
-        for more in ({}, {"out_scale": 2.0}):
-            given = arguments(name, rng) | {"out": np.zeros(SHAPE, dtype)} | more
-            message = f"out for {first} has dtype {np.dtype(dtype)}, expected one of {listed(name)}"
-            fails(name, given, TypeError, message)
-    for more in ({"out_dtype": "float16"}, {"out_dtype": "float16", "out_scale": 2.0}):
-        given = arguments(name, rng) | {"out": np.zeros(SHAPE, "float64")} | more
-        fails(name, given, TypeError, f"out for {first} has dtype float64, expected float16")
-    given = arguments(name, rng) | {"out": np.zeros(SHAPE, "float64"), "out_dtype": "float32"}
-    fails(name, given, TypeError, f"out for {first} has dtype float64, expected float32")
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax_grad"])
