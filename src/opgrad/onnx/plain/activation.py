@@ -4,6 +4,7 @@ Masks of dropout are those that the forward graph has drawn.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,34 +14,19 @@ from opgrad.onnx.plain.lowering import Call, Results, lowers
 SQRT_2_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of the tanh approximation of Gelu
 
 
-@lowers("ReluGrad")
-def relu_grad(call: Call, dy: Value, x: Value) -> Value:
-    """dx = dy where x > 0."""
-    return call.body.where(x > 0, dy, 0)
+lowers("ReluGrad")(lambda call, dy, x: call.body.where(x > 0, dy, 0))
 
 
-@lowers("LeakyReluGrad")
-def leaky_relu_grad(call: Call, dy: Value, y: Value) -> Value:
-    """dx = dy where y > 0, else alpha * dy."""
-    return call.body.where(y > 0, dy, dy * call.get("alpha", 0.01))
+lowers("LeakyReluGrad")(lambda call, dy, y: call.body.where(y > 0, dy, dy * call.get("alpha", 0.01)))
 
 
-@lowers("SigmoidGrad")
-def sigmoid_grad(call: Call, dy: Value, y: Value) -> Value:
-    """dx = dy * y * (1 - y)."""
-    return dy * y * (1 - y)
+lowers("SigmoidGrad")(lambda call, dy, y: dy * y * (1 - y))
 
 
-@lowers("TanhGrad")
-def tanh_grad(call: Call, dy: Value, y: Value) -> Value:
-    """dx = dy * (1 - y * y)."""
-    return dy * (1 - y * y)
+lowers("TanhGrad")(lambda call, dy, y: dy * (1 - y * y))
 
 
-@lowers("QuickGelu")
-def quick_gelu(call: Call, x: Value) -> Value:
-    """y = x * sigmoid(alpha * x)."""
-    return x * (x * call.get("alpha", 1.702)).apply("Sigmoid")
+lowers("QuickGelu")(lambda call, x: x * (x * call.get("alpha", 1.702)).apply("Sigmoid"))
 
 
 @lowers("QuickGeluGrad")
@@ -89,11 +75,7 @@ def fast_gelu_grad(call: Call) -> Value:
     return call.required(0) * (0.5 * (1 + t + x * (1 - t * t) * slope))
 
 
-RATIO = 0.5  # where the node has no ratio
-
-
 def _softmax_grad(dy: Value, y: Value, axis: int) -> Value:
-    """y * (dy - sum(y * dy)), along one axis."""
     return y * (dy - (y * dy).sum([axis]))
 
 
@@ -101,36 +83,24 @@ def _log_softmax_grad(dy: Value, y: Value, axis: int) -> Value:
     return dy - y.apply("Exp") * dy.sum([axis])
 
 
-@lowers("SoftmaxGrad_13")
-def softmax_grad_13(call: Call, dy: Value, y: Value) -> Value:
-    """dx = y * (dy - sum(y * dy)), along one axis."""
-    return _softmax_grad(dy, y, call.get("axis", -1))
+lowers("SoftmaxGrad_13")(lambda call, dy, y: _softmax_grad(dy, y, call.get("axis", -1)))
 
 
-@lowers("LogSoftmaxGrad_13")
-def log_softmax_grad_13(call: Call, dy: Value, y: Value) -> Value:
-    """dx = dy - exp(y) * sum(dy), along one axis."""
-    return _log_softmax_grad(dy, y, call.get("axis", -1))
+lowers("LogSoftmaxGrad_13")(lambda call, dy, y: _log_softmax_grad(dy, y, call.get("axis", -1)))
 
 
-@lowers("SoftmaxGrad")
-def softmax_grad(call: Call, dy: Value, y: Value) -> Value:
-    """dx = y * (dy - sum(y * dy)), over the axes from `axis` on."""
+def _of_rows(call: Call, dy: Value, y: Value, gradient: Callable[[Value, Value, int], Value]) -> Value:
+    """The gradient over the axes from `axis` on, which are one row."""
     axis = call.get("axis", 1)
-    return _softmax_grad(dy.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())
+    return gradient(dy.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())
 
 
-@lowers("LogSoftmaxGrad")
-def log_softmax_grad(call: Call, dy: Value, y: Value) -> Value:
-    """dx = dy - exp(y) * sum(dy), over the axes from `axis` on."""
-    axis = call.get("axis", 1)
-    return _log_softmax_grad(dy.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())
+lowers("SoftmaxGrad")(lambda call, dy, y: _of_rows(call, dy, y, _softmax_grad))
+lowers("LogSoftmaxGrad")(lambda call, dy, y: _of_rows(call, dy, y, _log_softmax_grad))
+lowers("BiasSoftmax")(biased_softmax)
 
 
-@lowers("BiasSoftmax")
-def bias_softmax(call: Call) -> Value:
-    """y = softmax(x + bias), over the axes from `axis` on."""
-    return biased_softmax(call)
+RATIO = 0.5  # where the node has no ratio
 
 
 def _through_mask(call: Call, dy: Value, mask: Value, ratio: Value | None) -> Value:
@@ -163,6 +133,4 @@ def bias_softmax_dropout(call: Call, x: Value, bias: Value) -> Results:
 @lowers("SoftmaxDropoutGrad")
 def softmax_dropout_grad(call: Call, dy: Value, mask: Value, y: Value) -> Value:
     """The gradient of dropout(softmax(x)), the softmax over the axes from `axis` on."""
-    axis = call.get("axis", 1)
-    inner = _through_mask(call, dy, mask, call.input(3))
-    return _softmax_grad(inner.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())
+    return _of_rows(call, _through_mask(call, dy, mask, call.input(3)), y, _softmax_grad)

@@ -257,16 +257,10 @@ def attention_grad(call: Call) -> Results:
 END = 2**31 - 1  # beyond every axis
 
 
-@lowers("RotaryEmbeddingTraining")
-def rotary_embedding(call: Call, x: Value, cos: Value, sin: Value) -> Value:
-    """y = (a * cos - b * sin, b * cos + a * sin) for each pair (a, b) of x."""
-    return _turned(call, x, cos, sin)
+lowers("RotaryEmbeddingTraining")(lambda call, x, cos, sin: _turned(call, x, cos, sin))
 
 
-@lowers("RotaryEmbeddingGrad")
-def rotary_embedding_grad(call: Call, dy: Value, cos: Value, sin: Value) -> Value:
-    """dx = (a * cos + b * sin, b * cos - a * sin) for each pair (a, b) of dy."""
-    return _turned(call, dy, cos, -sin)
+lowers("RotaryEmbeddingGrad")(lambda call, dy, cos, sin: _turned(call, dy, cos, -sin))
 
 
 def _turned(call: Call, x: Value, cos: Value, sin: Value) -> Value:

@@ -99,16 +99,17 @@ def _loss_and_slope(
 def _loss_grad(call: Call, ignore: int | Value) -> Value:
     """weight[label] * dy * (exp(log_prob) - onehot(label)) / W."""
     dy, log_prob, labels = call.operands(3)
-    reduction = _reduction(call)
     ignored, _, weights = _samples(labels, call.input(3), ignore, log_prob)
-    if reduction == "none":
-        factor = weights * dy
-    else:
-        first = dy.reshape([-1]).slice(0, 1).scalar()  # the originals take the first element of any shape
-        factor = weights * (_over(first, weights.sum(keepdims=False)) if reduction == "mean" else first)
-    factor = factor.unsqueeze(1)
-    grad = factor * (log_prob.apply("Exp") - _one_hot(labels, log_prob))
+    grad = _factor(call, dy, weights).unsqueeze(1) * (log_prob.apply("Exp") - _one_hot(labels, log_prob))
     return call.body.where(ignored.unsqueeze(1), 0, grad)
+
+
+def _factor(call: Call, dy: Value, weights: Value) -> Value:
+    """weight * dy / W of each sample."""
+    if (reduction := _reduction(call)) == "none":
+        return weights * dy
+    first = dy.reshape([-1]).slice(0, 1).scalar()  # the originals take the first element of any shape
+    return weights * (_over(first, weights.sum(keepdims=False)) if reduction == "mean" else first)
 
 
 @lowers("SoftmaxCrossEntropyLossGrad")
@@ -160,17 +161,8 @@ def softmax_cross_entropy(call: Call, scores: Value, labels: Value) -> Results:
 @in_float32(1)
 def softmax_cross_entropy_grad(call: Call, dy: Value, log_prob: Value, labels: Value) -> Value:
     """dy * (exp(log_prob) - label), divided by the number of samples for a mean."""
-    reduction = _reduction(call)
-    difference = log_prob.apply("Exp") - labels
-    if reduction == "none":
-        return dy.unsqueeze(-1) * difference
-    dy = dy.reshape([-1]).slice(0, 1).scalar()
-    return difference * (_over(dy, _count(log_prob)) if reduction == "mean" else dy)
-
-
-def _count(scores: Value) -> Value:
-    """The number of samples, in the type of the scores."""
-    return scores.shape(0, -1).product().scalar().like(scores)
+    ones = call.body.full(log_prob.shape(0, -1), 1, log_prob)
+    return _factor(call, dy, ones).unsqueeze(-1) * (log_prob.apply("Exp") - labels)
 
 
 @lowers("SparseSoftmaxCrossEntropy", domain="")
@@ -187,14 +179,10 @@ def sparse_softmax_cross_entropy(call: Call, scores: Value, labels: Value) -> Re
 @in_float32(1)
 def sparse_softmax_cross_entropy_grad(call: Call, dy: Value, log_prob: Value, labels: Value) -> Value:
     """weight * dy * (exp(log_prob) - onehot(label)) / W."""
-    reduction = _reduction(call)
     weights = _sample_weights(call.body, call.input(3), labels, log_prob)
-    if reduction != "none":
-        dy = dy.reshape([-1]).slice(0, 1).scalar()
-        dy = _over(dy, weights.sum(keepdims=False)) if reduction == "mean" else dy
     classes = call.body.range(log_prob.shape(-1).squeeze(0)).like(labels)
     one_hot = labels.unsqueeze(-1).equals(classes).like(log_prob)
-    return (weights * dy).unsqueeze(-1) * (log_prob.apply("Exp") - one_hot)
+    return _factor(call, dy, weights).unsqueeze(-1) * (log_prob.apply("Exp") - one_hot)
 
 
 def _sample_weights(body: Body, weight: Value | None, labels: Value, like: Value) -> Value:

@@ -19,17 +19,13 @@ def gather_grad(call: Call, shape: Value, indices: Value, dy: Value) -> Value:
     if axis == 0:
         return scatter_rows(body.full(shape, 0, dy), indices.cast(TensorProto.INT64).unsqueeze(-1), dy)
     # Three axes suffice, of which the middle one is moved to the front.
-    before, behind = shape.slice(0, axis).product(), _behind(shape, axis)
+    before = shape.slice(0, axis).product()
+    behind = body.ints([1]) if axis == -1 else shape.slice(axis + 1, LAST).product()
     flat = indices.cast(TensorProto.INT64).reshape([-1])
     rows = dy.reshape(body.concat(before, flat.shape(), behind)).transpose(1, 0, 2)
     here = shape.slice(axis, axis + 1 if axis != -1 else LAST)
     dx = scatter_rows(body.full(body.concat(here, before, behind), 0, dy), flat.unsqueeze(-1), rows)
     return dx.transpose(1, 0, 2).reshape(shape)
-
-
-def _behind(shape: Value, axis: int) -> Value:
-    """The product of the sizes behind an axis."""
-    return shape.body.ints([1]) if axis == -1 else shape.slice(axis + 1, LAST).product()
 
 
 @lowers("GatherElementsGrad")
@@ -81,10 +77,9 @@ def concat_training(call: Call) -> Results:
     return call.body.concat(*parts, axis=axis), call.body.concat(*lengths)
 
 
-@lowers("SplitTraining")
-def split_training(call: Call, x: Value, lengths: Value) -> Results:
-    """Parts of these lengths along an axis."""
-    return call.body.nodes_of("Split", call.outputs, x, lengths, axis=call.get("axis", 0))
+lowers("SplitTraining")(
+    lambda call, x, lengths: call.body.nodes_of("Split", call.outputs, x, lengths, axis=call.get("axis", 0))
+)
 
 
 @lowers("ReduceSumTraining")
@@ -99,21 +94,15 @@ def _reduce_axes(a_shape: Value, b_shape: Value) -> Value:
     body = a_shape.body
     a, b = (shape.slice(-1, -LAST, step=-1) for shape in (a_shape, b_shape))  # the last axis first
     rank = body.node("Max", a.shape(), b.shape())
-    a, b = (_padded(sizes, rank) for sizes in (a, b))
+    # -1 stands for an axis that is missing.
+    a, b = (body.node("Pad", x, body.concat(body.ints([0]), rank - x.shape()), body.number(-1, x)) for x in (a, b))
     summed = a.equals(-1) | (a.equals(1) & ~(b.equals(1) | b.equals(-1)))
     return rank - 1 - summed.apply("NonZero").reshape([-1])
 
 
-def _padded(sizes: Value, rank: Value) -> Value:
-    """With -1 for every axis that is missing."""
-    body = sizes.body
-    return body.node("Pad", sizes, body.concat(body.ints([0]), rank - sizes.shape()), body.number(-1, sizes))
-
-
-@lowers("BroadcastGradientArgs")
-def broadcast_gradient_args(call: Call, a_shape: Value, b_shape: Value) -> Results:
-    """For each of two shapes that are broadcast, the axes to sum over."""
-    return _reduce_axes(a_shape, b_shape), _reduce_axes(b_shape, a_shape)
+lowers("BroadcastGradientArgs")(
+    lambda call, a_shape, b_shape: [_reduce_axes(a_shape, b_shape), _reduce_axes(b_shape, a_shape)]
+)
 
 
 def _summed_like(grad: Value, x: Value, other: Value) -> Value:
@@ -121,7 +110,4 @@ def _summed_like(grad: Value, x: Value, other: Value) -> Value:
     return grad.sum(_reduce_axes(x.shape(), other.shape())).reshape(x.shape())
 
 
-@lowers("DivGrad")
-def div_grad(call: Call, dy: Value, a: Value, b: Value) -> Results:
-    """da = dy / b and db = -dy * a / b², summed over the axes along which they were broadcast."""
-    return _summed_like(dy / b, a, b), _summed_like(-dy * a / (b * b), b, a)
+lowers("DivGrad")(lambda call, dy, a, b: [_summed_like(dy / b, a, b), _summed_like(-dy * a / (b * b), b, a)])

@@ -68,10 +68,10 @@ class Call(NodeView):
 
     def operands(self, count: int) -> list[Value]:
         """The first inputs, none of which may be missing."""
-        given = [each for each in self.inputs[:count] if each is not None]
-        if len(given) < count:
-            raise NoForm(f"it has {len(given)} of its {count} inputs")
-        return given
+        found = [each for each in self.inputs[:count] if each is not None]
+        if len(found) < count:
+            raise NoForm(f"it has {len(found)} of its {count} inputs")
+        return found
 
     def _sizes(self, index: int) -> Sizes | None:
         """The sizes of an input, None if the graph does not even tell the rank."""
@@ -141,40 +141,31 @@ FEEDBACK = "opgrad.feedback"
 KEPT_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 # Operators of training graphs that have no form of plain ONNX operators, and why.
-_PROCESSES = "it sends data to other processes"
-_PACKED = "it unpacks memory in a layout of its own"
-_TORCH = "it calls back into PyTorch"
 NOT_LOWERED: Mapping[str, str] = {
-    "AdamOptimizer": "its inputs and outputs are written in place; AdamWOptimizer has a form",
-    "LambOptimizer": "its inputs and outputs are written in place",
-    "SGDOptimizer": "its inputs and outputs are written in place; SGDOptimizerV2 has a form",
-    "BitmaskBiasDropout": _PACKED,
-    "BitmaskDropout": _PACKED,
-    "BitmaskDropoutGrad": _PACKED,
-    "DropoutTraining": "its seed is an input, and that of Dropout an attribute",
-    "FakeQuant": "it rounds in a way that no plain operator has",
-    "FakeQuantGrad": "it rounds in a way that no plain operator has",
-    "ATen": _TORCH,
-    "PythonOp": _TORCH,
-    "PythonOpGrad": _TORCH,
-    "YieldOp": "it hands tensors to ORTModule in the middle of the graph",
-    "TritonOp": "it is a kernel of its own",
-    "NcclAllReduce": _PROCESSES,
-    "NcclAllGather": _PROCESSES,
-    "NcclReduceScatter": _PROCESSES,
-    "AdasumAllReduce": _PROCESSES,
-    "Send": _PROCESSES,
-    "Recv": _PROCESSES,
-    "RecordEvent": "it is a signal between streams",
-    "WaitEvent": "it is a signal between streams",
-    "SummaryHistogram": "its output is a message of TensorBoard",
-    "SummaryMerge": "its output is a message of TensorBoard",
-    "SummaryScalar": "its output is a message of TensorBoard",
-    "SummaryText": "its output is a message of TensorBoard",
-    **{
-        f"Gist{kind}coder": _PACKED for kind in ("BinarizeEn", "BinarizeDe", "Pack1En", "Pack1De", "Pack8En", "Pack8De")
-    },
-    **{f"GistPack{kind}coder": _PACKED for kind in ("16En", "16De", "Msfp15En", "Msfp15De")},
+    name: reason
+    for names, reason in (
+        ("AdamOptimizer", "its inputs and outputs are written in place; AdamWOptimizer has a form"),
+        ("LambOptimizer", "its inputs and outputs are written in place"),
+        ("SGDOptimizer", "its inputs and outputs are written in place; SGDOptimizerV2 has a form"),
+        (
+            """BitmaskBiasDropout BitmaskDropout BitmaskDropoutGrad GistBinarizeEncoder GistBinarizeDecoder
+            GistPack1Encoder GistPack1Decoder GistPack8Encoder GistPack8Decoder GistPack16Encoder GistPack16Decoder
+            GistPackMsfp15Encoder GistPackMsfp15Decoder""",
+            "it unpacks memory in a layout of its own",
+        ),
+        ("DropoutTraining", "its seed is an input, and that of Dropout an attribute"),
+        ("FakeQuant FakeQuantGrad", "it rounds in a way that no plain operator has"),
+        ("ATen PythonOp PythonOpGrad", "it calls back into PyTorch"),
+        ("YieldOp", "it hands tensors to ORTModule in the middle of the graph"),
+        ("TritonOp", "it is a kernel of its own"),
+        (
+            "NcclAllReduce NcclAllGather NcclReduceScatter AdasumAllReduce Send Recv",
+            "it sends data to other processes",
+        ),
+        ("RecordEvent WaitEvent", "it is a signal between streams"),
+        ("SummaryHistogram SummaryMerge SummaryScalar SummaryText", "its output is a message of TensorBoard"),
+    )
+    for name in names.split()
 }
 # The operators with a form that stock onnxruntime has on the CPU.
 STOCK = ("BiasGelu", "FastGelu", "FusedMatMul", "Gelu", "QuickGelu", "SimplifiedLayerNormalization")

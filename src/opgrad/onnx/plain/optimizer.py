@@ -159,16 +159,10 @@ def in_place_accumulator(call: Call, buffer: Value, value: Value) -> Value:
     return total if signal is None else call.body.where(signal.scalar(), total, buffer)
 
 
-@lowers("ZeroGradient")
-def zero_gradient(call: Call, gradient: Value) -> Value:
-    """Zeros like the gradient."""
-    return call.body.full(gradient.shape(), 0, gradient)
+lowers("ZeroGradient")(lambda call, gradient: call.body.full(gradient.shape(), 0, gradient))
 
 
-@lowers("PassThrough")
-def pass_through(call: Call) -> Results:
-    """Every input as it is."""
-    return [each.apply("Identity") for each in call.operands(call.outputs)]
+lowers("PassThrough")(lambda call: [each.apply("Identity") for each in call.operands(call.outputs)])
 
 
 @lowers("Scale")
@@ -178,10 +172,7 @@ def scale(call: Call, x: Value, factor: Value) -> Value:
     return x / number if call.get("scale_down", 0) else x * number
 
 
-@lowers("FusedMatMul")
-def fused_matmul(call: Call) -> Value:
-    """y = alpha * a @ b, either of them transposed."""
-    return fused_product(call)
+lowers("FusedMatMul")(fused_product)
 
 
 @lowers("IsAllFinite")
