@@ -15,55 +15,30 @@ from opgrad.onnx.graph.formulas import LAST, NodeView, Value
 from opgrad.onnx.graph.sizes import Sizes, known
 from opgrad.onnx.plain.lowering import Call, NoForm, Results, in_float32, lowers
 from opgrad.ops.pooling import ATTRIBUTES, resized_axes
+from opgrad.ops.reference.windows import axes
 
 
 class Window:
     """The sliding window of a convolution or pooling node.
 
-    kernel, strides, dilations: one number for each spatial axis.
+    kernel, strides, dilations: one number for each spatial axis. widths: what the window spans along each.
+    along: the axes of X with their windows; of some size where that is not known.
     begin, end: the padding on either side; None where auto_pad leaves it to sizes of X that are not known.
     """
 
     def __init__(self, node: NodeView, kernel: Sequence[int], shape: Sizes | None = None):
         """shape: of X."""
-        self.kernel, axes = list(kernel), len(kernel)
-        self.strides = list(node.get("strides") or [1] * axes)
-        self.dilations = list(node.get("dilations") or [1] * axes)
+        self.kernel, self.axes = list(kernel), len(kernel)
+        self.strides = list(node.get("strides") or [1] * self.axes)
+        self.dilations = list(node.get("dilations") or [1] * self.axes)
+        self.widths = [(size - 1) * step + 1 for size, step in zip(self.kernel, self.dilations, strict=True)]
         self.auto_pad = node.get("auto_pad", "NOTSET") or "NOTSET"
-        pads = list(node.get("pads") or [0] * 2 * axes)
-        self.begin: list[int] | None = pads[:axes]
-        self.end: list[int] | None = pads[axes:]
-        if self.auto_pad == "VALID":
-            self.begin = self.end = [0] * axes
-        elif self.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-            sizes, total = known(list(shape or [])[2:]), [width - 1 for width in self.widths]
-            less, more = [each // 2 for each in total], [each - each // 2 for each in total]
-            self.begin, self.end = (less, more) if self.auto_pad == "SAME_UPPER" else (more, less)
-            if any(stride > 1 for stride in self.strides):
-                self.begin = self.end = None
-                if sizes:
-                    both = [self.pads_for(axis, size) for axis, size in enumerate(sizes)]
-                    self.begin, self.end = [before for before, _ in both], [behind for _, behind in both]
-        elif self.auto_pad != "NOTSET":
-            raise NoForm(f"auto_pad is {self.auto_pad!r}")
-
-    @property
-    def axes(self) -> int:
-        """The number of spatial axes."""
-        return len(self.kernel)
-
-    @property
-    def widths(self) -> list[int]:
-        """What the window spans along each axis."""
-        return [(size - 1) * step + 1 for size, step in zip(self.kernel, self.dilations, strict=True)]
-
-    def pads_for(self, axis: int, size: int) -> tuple[int, int]:
-        """The padding on either side of an axis of X of this size."""
-        if self.begin is not None and self.end is not None:
-            return self.begin[axis], self.end[axis]
-        total = max((-(-size // self.strides[axis]) - 1) * self.strides[axis] + self.widths[axis] - size, 0)
-        less, more = total // 2, total - total // 2
-        return (less, more) if self.auto_pad == "SAME_UPPER" else (more, less)
+        sizes, given = known(list(shape or [])[2:]), (self.kernel, self.strides, self.dilations, node.get("pads") or ())
+        self.along = axes("a window", sizes or [1] * self.axes, *given, self.auto_pad, bool(node.get("ceil_mode", 0)))
+        self.begin: list[int] | None = [each.begin for each in self.along]
+        self.end: list[int] | None = [each.end for each in self.along]
+        if self.auto_pad.startswith("SAME") and not sizes and max(self.strides) > 1:
+            self.begin = self.end = None
 
     def pads_before(self, x_sizes: Value, y_sizes: Value) -> Value:
         """The padding before X along each spatial axis, an array of int64."""
@@ -139,8 +114,7 @@ def conv_transpose_grad(call: Call, dy: Value, x: Value, w: Value) -> Results:
             before = (total if window.auto_pad == "SAME_UPPER" else total + 1) / 2
         behind = body.node("Max", reach - before - dy.shape(2), body.ints([0]))
         padded = body.node("Pad", dy, body.concat(none, before, none, behind))
-        axes = body.ints(range(2, 2 + window.axes))
-        dy = body.node("Slice", padded, body.ints([0] * window.axes), reach, axes)
+        dy = body.node("Slice", padded, body.ints([0] * window.axes), reach, body.ints(range(2, 2 + window.axes)))
         window.begin = window.end = [0] * window.axes
     pads = [*(window.begin or []), *(window.end or [])]
     dx = call.body.node("Conv", dy, w, group=group, pads=pads, **window.attributes())
@@ -205,13 +179,19 @@ def average_pool_grad(call: Call) -> Value:
     known = len(spatial) == len(kernel)
     if not kernel or not (known or shape is not None):
         raise NoForm("the graph does not tell the spatial sizes of its output, which its inputs do not tell either")
-    window, sizes = Window(call, kernel), body.ints(spatial) if shape is None or known else shape.slice(2, LAST)
-    padded = [size + sum(window.pads_for(axis, size)) for axis, size in enumerate(spatial if known else ())]
-    known = known and all(size * width <= LARGEST_WINDOW for size, width in zip(padded, kernel, strict=True))
+    window, sizes = Window(call, kernel, [None, None, *spatial] if known else None), body.ints(spatial)
+    if not known and shape is not None:
+        sizes = shape.slice(2, LAST)
+    known &= all((each.begin + each.size + each.end) * each.kernel <= LARGEST_WINDOW for each in window.along)
     share = dy
-    for axis in range(window.axes):
+    for axis, along in enumerate(window.along):
         column = [-1 if other == axis else 1 for other in range(window.axes)]
-        counts = _counts(call, window, axis, spatial[axis]) if known else _open_counts(call, window, axis, sizes, dy)
+        if known:  # what a window has beyond the padding, with ceil_mode, does not count
+            with_padding = call.get("count_include_pad", 0)
+            own = [along.padded(each) if with_padding else len(along.elements(each)) for each in range(along.count)]
+            counts = body.constant(np.array(own, np.float64))
+        else:
+            counts = _open_counts(call, window, axis, sizes, dy)
         share = share / counts.reshape(column).like(dy)
     # Every channel of every row is treated as a separate image.
     images = share.reshape(body.concat(body.ints([-1, 1]), dy.shape(2)))
@@ -220,25 +200,8 @@ def average_pool_grad(call: Call) -> Value:
     return dx.reshape(body.concat(dy.shape(0, 2), sizes))
 
 
-def _counts(call: Call, window: Window, axis: int, size: int) -> Value:
-    """What the average of each window along an axis of X divides by: its elements in X, or in X and its padding.
-
-    What a window has beyond the padding, with ceil_mode, does not count.
-    """
-    stride, width, step = window.strides[axis], window.widths[axis], window.dilations[axis]
-    begin, end = window.pads_for(axis, size)
-    steps = size + begin + end - width
-    last = -(-steps // stride) if call.get("ceil_mode", 0) else steps // stride
-    if last * stride >= size + begin:  # no window lies in the padding alone
-        last -= 1
-    first, limit = (-begin, size + end) if call.get("count_include_pad", 0) else (0, size)
-    starts = range(-begin, last * stride - begin + 1, stride)
-    counts = [sum(first <= place < limit for place in range(start, start + width, step)) for start in starts]
-    return call.body.constant(np.array(counts, np.float64))
-
-
 def _open_counts(call: Call, window: Window, axis: int, sizes: Value, dy: Value) -> Value:
-    """The counts of `_counts` for sizes that are only known when the graph runs."""
+    """By what each window along an axis divides, of sizes that are only known when the graph runs."""
     body, here = call.body, (axis, axis + 1)
     begin = window.pads_before(sizes, dy.shape(2)).slice(*here)
     starts = body.range(dy.shape(2 + axis, 3 + axis).squeeze(0)) * window.strides[axis] - begin
