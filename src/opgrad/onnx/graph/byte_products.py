@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import copied, free_name, keep
+from opgrad.onnx.graph.nodes import sorted_nodes
 
 OF_FLOATS = ("MatMul", "Gemm", "Conv")  # which onnxruntime computes in integers between pairs
 PAIR_ZERO = 2  # the place of DequantizeLinear's zero point
@@ -73,24 +74,15 @@ def with_unsigned(model: onnx.ModelProto, found: Sequence[Place]) -> onnx.ModelP
                     node.input[place] = spread.setdefault(node.input[1], free_name(f"{node.input[1]}/middle", taken))
                 else:
                     node.input[place] = middle
-    makers = {name: number for number, node in enumerate(model.graph.node, 1) for name in node.output}
-    nodes: dict[int, list[onnx.NodeProto]] = {}  # new ones, by the number of the node behind which they stand
+    nodes: list[onnx.NodeProto] = []
     for name, result in made.items():  # unsigned bytes of signed ones
         wide, higher = (free_name(f"{result}/{each}", taken) for each in ("wide", "higher"))
-        nodes.setdefault(makers.get(name, 0), []).extend(
-            [
-                helper.make_node("Cast", [name], [wide], wide, to=TensorProto.INT32),
-                helper.make_node("Add", [wide, shift], [higher], higher),
-                helper.make_node("Cast", [higher], [result], result, to=TensorProto.UINT8),
-            ]
-        )
+        nodes.append(helper.make_node("Cast", [name], [wide], wide, to=TensorProto.INT32))
+        nodes.append(helper.make_node("Add", [wide, shift], [higher], higher))
+        nodes.append(helper.make_node("Cast", [higher], [result], result, to=TensorProto.UINT8))
     for name, result in spread.items():
         shape = free_name(f"{result}/shape", taken)
-        sizes = helper.make_node("Shape", [name], [shape], shape)
-        nodes.setdefault(makers.get(name, 0), []).append(sizes)
-        nodes[makers.get(name, 0)].append(helper.make_node("Expand", [middle, shape], [result], result))
-    ordered = [*nodes.get(0, ())]
-    for number, node in enumerate(model.graph.node, 1):
-        ordered += [node, *nodes.get(number, ())]
-    keep(model.graph.node, ordered)
+        nodes.append(helper.make_node("Shape", [name], [shape], shape))
+        nodes.append(helper.make_node("Expand", [middle, shape], [result], result))
+    keep(model.graph.node, sorted_nodes([*nodes, *model.graph.node]))
     return model

@@ -24,7 +24,16 @@ from opgrad.base.limits import free_memory
 from opgrad.onnx.graph.conversion import align_functions, one_output
 from opgrad.onnx.graph.graph import AMPLIFIED, Graph, overridable
 from opgrad.onnx.graph.messages import copied, domain_of, free_name, keep, size_of
-from opgrad.onnx.graph.nodes import all_nodes, captured, faults_of_nodes, model_nodes, names_in, subgraphs, title
+from opgrad.onnx.graph.nodes import (
+    all_nodes,
+    captured,
+    faults_of_nodes,
+    model_nodes,
+    names_in,
+    sorted_nodes,
+    subgraphs,
+    title,
+)
 from opgrad.onnx.graph.subgraphs import hoist
 
 MOST_OPSET = 1 << 31  # what onnx's own functions take
@@ -272,34 +281,13 @@ def mend(model: onnx.ModelProto) -> None:
         body.initializer.append(helper.make_tensor(shape, TensorProto.INT64, [1], [1]))
         body.node.insert(0, helper.make_node("Reshape", [counter.name, shape], [name]))
     for graph in chain([model.graph], (each for node in all_nodes(model.graph.node) for each in subgraphs(node))):
-        _sort(graph)
+        nodes, ordered = list(graph.node), sorted_nodes(graph.node)
+        if len(ordered) == len(nodes) and any(a is not b for a, b in zip(ordered, nodes, strict=True)):
+            keep(graph.node, ordered)
         for value in (*graph.input, *graph.output, *graph.value_info):
             for size in value.type.tensor_type.shape.dim:
                 if size.dim_value < 0:
                     size.Clear()
-
-
-def _sort(graph: onnx.GraphProto) -> None:
-    """Sort the nodes topologically; if they form a circle, leave the order as it is."""
-    made = {name for node in graph.node for name in node.output if name}
-    waiting: list[tuple[onnx.NodeProto, set[str]]] = [(node, made.intersection(captured(node))) for node in graph.node]
-    known = set[str]()
-    ordered: list[Any] = []
-    in_order = True
-    while waiting:
-        later = []
-        for node, needed in waiting:
-            if needed <= known:
-                ordered.append(node)
-                known.update(node.output)
-            else:
-                later.append((node, needed))
-                in_order = False
-        if len(later) == len(waiting):
-            return
-        waiting = later
-    if not in_order:
-        keep(graph.node, ordered)
 
 
 MOST = 2**31  # bytes of a dense one, the most that a model's file holds

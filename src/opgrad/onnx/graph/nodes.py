@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,6 +108,31 @@ def needed(nodes: Sequence[onnx.NodeProto], wanted: Iterable[str], given: Collec
             names.update(set(captured(node)).difference(given))
             found.append(node)
     return found[::-1]
+
+
+def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes, sorted topologically (Kahn 1962); where several may come next, the given order decides.
+
+    Those of a circle, and those that depend on it, are left out.
+    """
+    listed, ordered = list(nodes), []
+    makers = {name: index for index, node in enumerate(listed) for name in node.output if name}
+    waiting: list[int] = []  # for each node the number of nodes that it depends on
+    followers: list[list[int]] = [[] for _ in listed]
+    for index, node in enumerate(listed):
+        before = {makers[name] for name in captured(node) if name in makers}
+        waiting.append(len(before))
+        for each in before:
+            followers[each].append(index)
+    ready = [index for index, count in enumerate(waiting) if not count]
+    while ready:
+        index = heapq.heappop(ready)
+        ordered.append(listed[index])
+        for follower in followers[index]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, follower)
+    return ordered
 
 
 def leave_out_results(node: onnx.NodeProto, read: Collection[str]) -> bool:

@@ -13,7 +13,6 @@ activation would stay in memory until then. So the ends are put behind all other
 first last.
 """
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from onnx import TensorProto, helper
 
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of
-from opgrad.onnx.graph.nodes import attributes_of, captured, needed, read_by, rename_inputs
+from opgrad.onnx.graph.nodes import attributes_of, captured, needed, read_by, rename_inputs, sorted_nodes
 from opgrad.onnx.passes.removal import is_repeatable
 
 UNKNOWN_SIZE = 32  # the assumed length of an axis of unknown size, where bytes are compared
@@ -69,29 +68,6 @@ def _ends(graph: Graph, nodes: list[onnx.NodeProto]) -> dict[int, int]:
         if len(found) == 1 and -1 not in found:
             ends[id(nodes[place])] = found.pop()
     return ends
-
-
-def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """The nodes, sorted topologically (Kahn 1962); where several may come next, the given order decides."""
-    listed = list(nodes)
-    makers = {name: place for place, node in enumerate(listed) for name in node.output if name}
-    waiting: list[int] = []  # for each node the number of nodes that it depends on
-    followers: list[list[int]] = [[] for _ in listed]
-    for place, node in enumerate(listed):
-        before = {makers[name] for name in captured(node) if name in makers}
-        waiting.append(len(before))
-        for each in before:
-            followers[each].append(place)
-    ready = [place for place, count in enumerate(waiting) if not count]
-    ordered = []
-    while ready:
-        place = heapq.heappop(ready)
-        ordered.append(listed[place])
-        for follower in followers[place]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(ready, follower)
-    return ordered
 
 
 SUFFIX = "_recompute"
