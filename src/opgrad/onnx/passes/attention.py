@@ -18,7 +18,6 @@ from onnx import TensorProto, helper
 from opgrad.onnx.graph.graph import Graph, evaluate
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.onnx.graph.nodes import attributes_of, naming, title
-from opgrad.onnx.passes.sizes import terms_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def as_keys(graph: Graph, found: ScoreOperand) -> ScoreOperand:
         inner = graph.maker(node.input[0], "Transpose")
         first = graph.maker(inner.input[0], "Reshape") if inner is not None else None
         if inner is not None and first is not None and attributes_of(inner).get("perm") == [0, 2, 1]:
-            before, flat, after = (terms_of(graph, each) or [] for each in (first.input[0], first.output[0], name))
+            before, flat, after = (graph.sizes(each) or [] for each in (first.input[0], first.output[0], name))
             if len(before) == len(after) == 4 and flat and None not in (flat[-1], before[1]):
                 is_source = flat[-1] == before[-1] == after[-2] and before[1] == after[1]
                 source = first.input[0] if is_source else None
@@ -230,12 +229,38 @@ ONE_AXIS_FROM = 13  # opset of Softmax with one axis, and of Squeeze and Unsquee
 AXES_GIVEN_FROM = 18  # opset of ReduceMax and ReduceMean whose axes are an input
 
 
+class NewNodes:
+    """Nodes that are added to a graph.
+
+    Called with an operator, names of inputs and attributes, it adds a node and returns the name of its result.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph, self.nodes = graph, list[onnx.NodeProto]()
+
+    def __call__(self, op: str, inputs: list[str], name: str, **attributes: Any) -> str:
+        graph, result = self.graph, self.graph.free(name)
+        self.nodes.append(graph.node(op, inputs, [result], **attributes))
+        dtype: int | None = TensorProto.INT64 if attributes.get("to") == TensorProto.INT64 else None
+        if op in ("Add", "Mul", "Where", "Transpose", "And", "Not", "Unsqueeze", "Slice"):
+            dtype = graph.element_type(inputs[1 if op == "Where" else 0])
+        if dtype is not None:
+            graph.declare(result, dtype, None)
+        return result
+
+    def along(self, op: str, name: str, axis: int) -> str:
+        """The result of an operator over one axis, which stays or is new; its axes are an input or an attribute."""
+        if self.graph.opset < (ONE_AXIS_FROM if op == "Unsqueeze" else AXES_GIVEN_FROM):
+            return self(op, [name], f"{name}/{op}", axes=[axis])
+        return self(op, [name, self.graph.add_constant(np.array([axis]), f"{name}/axes")], f"{name}/{op}")
+
+
 class NotAttention(Exception):
     """The text says why a softmax between products is not replaced."""
 
 
 def mask_of(
-    graph: Graph, new: list[onnx.NodeProto], seen: Sequence[tuple[str, bool]], masks: Sequence[tuple[str, float]],
+    graph: Graph, new: NewNodes, seen: Sequence[tuple[str, bool]], masks: Sequence[tuple[str, float]],
     q: str, softmax: str,
 ) -> tuple[str, str]:  # fmt: skip
     """How the mask is causal, and the name of the rest of it, or "".
@@ -251,7 +276,7 @@ def mask_of(
                 aligned.add(own)
             else:
                 part = _as_mask(graph, new, each)
-                parts.append(part if holds else added_node(graph, new, "Not", [part], f"{part}/not"))
+                parts.append(part if holds else new("Not", [part], f"{part}/not"))
     for name, factor in masks:
         while (node := graph.maker(name, "Expand")) is not None:  # the node broadcasts masks itself
             name = node.input[0]
@@ -260,18 +285,18 @@ def mask_of(
     if len(aligned) > 1:
         raise NotAttention("two of its masks are causal in different ways")
     kind = graph.element_type(q) or TensorProto.FLOAT
-    whole = reduce(lambda a, b: added_node(graph, new, "And", [a, b], f"{softmax}/seen"), parts) if parts else ""
-    total = reduce(lambda a, b: added_node(graph, new, "Add", [a, b], f"{softmax}/mask"), added) if added else ""
+    whole = reduce(lambda a, b: new("And", [a, b], f"{softmax}/seen"), parts) if parts else ""
+    total = reduce(lambda a, b: new("Add", [a, b], f"{softmax}/mask"), added) if added else ""
     if total and graph.element_type(total) not in (None, kind, TensorProto.FLOAT):
-        total = added_node(graph, new, "Cast", [total], f"{softmax}/mask", to=kind)
+        total = new("Cast", [total], f"{softmax}/mask", to=kind)
     if whole and total:
         low = np.array(-np.inf, helper.tensor_dtype_to_np_dtype(graph.element_type(total) or kind))
         inputs = [whole, total, graph.add_constant(low, f"{softmax}/low")]
-        whole = added_node(graph, new, "Where", inputs, f"{softmax}/mask")
+        whole = new("Where", inputs, f"{softmax}/mask")
     return "".join(aligned), whole or total
 
 
-def some_key(graph: Graph, new: list[onnx.NodeProto], seen: Sequence[tuple[str, bool]], name: str) -> str:
+def some_key(graph: Graph, new: NewNodes, seen: Sequence[tuple[str, bool]], name: str) -> str:
     """Whether a query sees a key, broadcast to the scores with one key; "" if the conditions are causal alone.
 
     new, seen: as in `mask_of`. name: begins the names of new values.
@@ -280,14 +305,14 @@ def some_key(graph: Graph, new: list[onnx.NodeProto], seen: Sequence[tuple[str, 
         return ""
     if not all(graph.sizes(condition) for condition, _ in seen):
         raise NotAttention("the graph does not tell the rank of its mask")
-    parts = [each if holds else added_node(graph, new, "Not", [each], f"{each}/not") for each, holds in seen]
-    whole = reduce(lambda a, b: added_node(graph, new, "And", [a, b], f"{name}/and"), parts)
-    number = added_node(graph, new, "Cast", [whole], f"{name}/number", to=TensorProto.FLOAT)
-    largest = reduced(graph, new, "ReduceMax", number, -1)
-    return added_node(graph, new, "Cast", [largest], f"{name}/some", to=TensorProto.BOOL)
+    parts = [each if holds else new("Not", [each], f"{each}/not") for each, holds in seen]
+    whole = reduce(lambda a, b: new("And", [a, b], f"{name}/and"), parts)
+    number = new("Cast", [whole], f"{name}/number", to=TensorProto.FLOAT)
+    largest = new.along("ReduceMax", number, -1)
+    return new("Cast", [largest], f"{name}/some", to=TensorProto.BOOL)
 
 
-def _split(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float, aligned: set[str]) -> list[str]:
+def _split(graph: Graph, new: NewNodes, name: str, factor: float, aligned: set[str]) -> list[str]:
     """An added mask without what of it is causal, which joins `aligned`; nothing if nothing is left."""
     own = alignment(graph, name) if factor > 0 else None
     if own:
@@ -300,9 +325,7 @@ def _split(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float, al
         if factor == 1:
             return [name]
         kind = helper.tensor_dtype_to_np_dtype(graph.element_type(name) or TensorProto.FLOAT)
-        return [
-            added_node(graph, new, "Mul", [name, graph.add_constant(np.array(factor, kind), f"{name}/factor")], name)
-        ]
+        return [new("Mul", [name, graph.add_constant(np.array(factor, kind), f"{name}/factor")], name)]
     every = [(each, alignment(graph, each.name)) for each in conditions(graph, node.input[0])]
     # Of fewer keys, those that a query sees from the first on stay the same; counted from the last they do not.
     rest = [replace(each, ends=ends) for each, own in every if not own or (ends and own == "bottom_right")]
@@ -312,49 +335,19 @@ def _split(graph: Graph, new: list[onnx.NodeProto], name: str, factor: float, al
     if not rest:
         return []
     masks = [_as_mask(graph, new, each) for each in rest]
-    seen = reduce(lambda a, b: added_node(graph, new, "And", [a, b], f"{name}/and"), masks)
-    return [added_node(graph, new, "Where", [seen, *node.input[1:]], f"{name}/rest")]
+    seen = reduce(lambda a, b: new("And", [a, b], f"{name}/and"), masks)
+    return [new("Where", [seen, *node.input[1:]], f"{name}/rest")]
 
 
-def _as_mask(graph: Graph, new: list[onnx.NodeProto], condition: Condition) -> str:
+def _as_mask(graph: Graph, new: NewNodes, condition: Condition) -> str:
     """A condition that is broadcast to the scores."""
     name = condition.name
     if condition.lacks_heads and len(graph.sizes(name) or ()) == 3:
-        name = unsqueezed(graph, new, name, 1)
+        name = new.along("Unsqueeze", name, 1)
     if condition.ends and graph.sizes(name) != []:
         limits = [graph.add_constant(np.array([each]), f"{name}/keys") for each in (0, -1)]
-        name = added_node(graph, new, "Slice", [name, limits[0], condition.ends, limits[1]], f"{name}/keys")
+        name = new("Slice", [name, limits[0], condition.ends, limits[1]], f"{name}/keys")
     return name
-
-
-def added_node(
-    graph: Graph, new: list[onnx.NodeProto], op: str, inputs: list[str], name: str, **attributes: Any
-) -> str:
-    """The result of a new node."""
-    result = graph.free(name)
-    node = graph.node(op, inputs, [result], **attributes)
-    new.append(node)
-    kind: int | None = TensorProto.INT64 if attributes.get("to") == TensorProto.INT64 else None
-    if op in ("Add", "Mul", "Where", "Transpose", "And", "Not", "Unsqueeze", "Slice"):
-        kind = graph.element_type(inputs[1 if op == "Where" else 0])
-    if kind is not None:
-        graph.declare(result, kind, None)
-    return result
-
-
-def reduced(graph: Graph, new: list[onnx.NodeProto], op: str, name: str, axis: int) -> str:
-    """The reduction of a value over one axis, which stays."""
-    if graph.opset >= AXES_GIVEN_FROM:
-        axes = graph.add_constant(np.array([axis]), f"{name}/axis")
-        return added_node(graph, new, op, [name, axes], f"{name}/reduced")
-    return added_node(graph, new, op, [name], f"{name}/reduced", axes=[axis])
-
-
-def unsqueezed(graph: Graph, new: list[onnx.NodeProto], name: str, axis: int = 0) -> str:
-    if graph.opset >= ONE_AXIS_FROM:
-        axes = graph.add_constant(np.array([axis]), f"{name}/axes")
-        return added_node(graph, new, "Unsqueeze", [name, axes], f"{name}/heads")
-    return added_node(graph, new, "Unsqueeze", [name], f"{name}/heads", axes=[axis])
 
 
 NODE = "AttentionTraining"
@@ -523,17 +516,15 @@ def _write(graph: Graph, softmax: onnx.NodeProto, last: Last) -> None:
     ratio = _ratio(graph, last.dropout) if last.dropout is not None else 0.0
     before = [_before_repetition(graph, name) for name in (k.name, v)]
     names = (q.name, k.name, v) if before[0] is None or before[1] is None else (q.name, before[0], before[1])
-    _check_sizes(graph, names, found.product.output[0])
-    new: list[onnx.NodeProto] = []
+    _check_sizes(graph, names)
+    new = NewNodes(graph)
     rank = len(graph.sizes(q.name) or ())
     inputs = [*names]
     if k.turned:
-        inputs[1] = added_node(
-            graph, new, "Transpose", [names[1]], f"{names[1]}/keys", perm=[*range(rank - 2), rank - 1, rank - 2]
-        )
+        inputs[1] = new("Transpose", [names[1]], f"{names[1]}/keys", perm=[*range(rank - 2), rank - 1, rank - 2])
     causal, mask = mask_of(graph, new, found.seen, found.masks, q.name, softmax.output[0])
     if rank == 3:
-        inputs = [unsqueezed(graph, new, name) for name in inputs]
+        inputs = [new.along("Unsqueeze", name, 0) for name in inputs]
     scale = found.scale * q.factor * k.factor
     y, lse = last.node.output[0], graph.free(f"{last.node.output[0]}/lse")
     # A query without a key may have equal scores for all of them, and so the mean of the values.
@@ -545,22 +536,22 @@ def _write(graph: Graph, softmax: onnx.NodeProto, last: Last) -> None:
     if last.dropout is not None and ratio:
         seed = attributes_of(last.dropout).get("seed")  # each run draws a number, which both parts read
         options = {"shape": [1], "high": float(2**24), "low": 0.0} | ({} if seed is None else {"seed": float(seed)})
-        drawn = added_node(graph, new, "RandomUniform", [], f"{y}/random", **options)
-        given += ["", "", added_node(graph, new, "Cast", [drawn], f"{y}/seed", to=TensorProto.INT64)]
+        drawn = new("RandomUniform", [], f"{y}/random", **options)
+        given += ["", "", new("Cast", [drawn], f"{y}/seed", to=TensorProto.INT64)]
     attributes = {"scale": scale, "softcap": found.softcap, "dropout": ratio, "causal": causal}
-    new.append(graph.node(NODE, given, [target, lse], MICROSOFT, **attributes))
+    new.nodes.append(graph.node(NODE, given, [target, lse], MICROSOFT, **attributes))
     if rank == 3 and graph.opset >= ONE_AXIS_FROM:
         axes = graph.add_constant(np.array([0]), f"{target}/axes")
-        new.append(graph.node("Squeeze", [target, axes], [made]))
+        new.nodes.append(graph.node("Squeeze", [target, axes], [made]))
     elif rank == 3:
-        new.append(graph.node("Squeeze", [target], [made], axes=[0]))
+        new.nodes.append(graph.node("Squeeze", [target], [made], axes=[0]))
     if some:
-        mean = reduced(graph, new, "ReduceMean", last.node.input[1], -2)
-        new.append(graph.node("Where", [some, made, mean], [y]))
-    graph.substitute(last.node, new)
+        mean = new.along("ReduceMean", last.node.input[1], -2)
+        new.nodes.append(graph.node("Where", [some, made, mean], [y]))
+    graph.substitute(last.node, new.nodes)
 
 
-def _check_sizes(graph: Graph, names: tuple[str, ...], scores: str) -> None:
+def _check_sizes(graph: Graph, names: tuple[str, ...]) -> None:
     kinds = [graph.element_type(name) for name in names]
     if kinds[0] not in FLOATS or len(set(kinds)) > 1:
         raise NotAttention("its operands are not known to have one float type")
