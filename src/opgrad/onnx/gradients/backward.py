@@ -1,7 +1,7 @@
 """Reverse-mode differentiation of a graph: it turns the gradients of some values into those of earlier values."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 from onnx import TensorProto, helper
@@ -10,7 +10,8 @@ from opgrad.onnx.gradients.expansion import cut_off, depending, differentiable_i
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, copied, domain_of
-from opgrad.onnx.graph.nodes import captured, naming, outside, read_by, reads_values, rename, title
+from opgrad.onnx.graph.nodes import captured, naming, outside, read_by, reads_values, title
+from opgrad.onnx.passes.sizes import Shapes
 from opgrad.onnx.rules.node import Declared, Instead, Node, NoGradient, added_tensors
 
 SUFFIX = "_grad"
@@ -148,9 +149,8 @@ class Backward:
         again.write_nodes()
         self.body.nodes[before:before] = again.graph.node
         self.body.initializers.extend(again.graph.initializer)
-        names = node.proto.input
-        first = {name: place for place, name in reversed(list(enumerate(names)))}
-        return [inner.gradient(name) if first[name] == place else None for place, name in enumerate(names)]
+        names = list(node.proto.input)
+        return [inner.gradient(name) if names.index(name) == index else None for index, name in enumerate(names)]
 
 
 def _differentiate(
@@ -192,21 +192,10 @@ def formula(declared: Declared, node: Node, forward: Graph, body: GraphBody) -> 
     graph.output.extend(helper.make_empty_tensor_value_info(name) for name in results.values())
     model = helper.make_model(graph, opset_imports=forward.model.opset_import)
     wanted = {node.proto.input[place] for place in node.needed}
-    expanded = expand(Graph(model, wanted), results.values(), wanted)
-    # The names that the expansion of functions made are new in `body`, too.
-    model = expanded.model
-    made = [name for each in model.graph.node for name in each.output if name and name not in own]
-    names = {name: body.free(name) for name in made}
-    if not names:
-        return expanded, results
-    for each in model.graph.node:
-        rename(each, names)
-    del model.graph.value_info[:]
-    return Graph(model, wanted), results
+    return expand(Graph(model, wanted, taken=body.taken), results.values(), wanted), results
 
 
 FIXING = "python -m onnxruntime.tools.make_dynamic_shape_fixed does it"
-Axis = tuple[str, int, str]  # an input of the graph, an axis of it, and the name of its size
 
 
 def hint(forward: Graph, node: onnx.NodeProto) -> str:
@@ -216,50 +205,28 @@ def hint(forward: Graph, node: onnx.NodeProto) -> str:
     """
     if node.op_type != "If" or domain_of(node):
         return ""
-    found = list(dict.fromkeys(_deciding(forward, node.input[0])))
-    if not found:
-        return ""
-    told = ", ".join(f"axis {axis}{f' ({size})' if size else ''} of {name!r}" for name, axis, size in found)
-    return f"; that depends on the size of the input's {told}: fix it, {FIXING}"
-
-
-def _deciding(forward: Graph, name: str) -> Iterator[Axis]:
-    """The open sizes of the graph's inputs on which a value depends."""
-    seen, waiting = {name}, [name]
-    while waiting:
-        value = waiting.pop()
-        node = forward.producers.get(value)
-        if node is None:
-            continue
-        if not reads_values(node):
-            # The axes whose sizes Gather nodes pick; None if all axes are read or the axes are not constant.
-            readers = [each for each in forward.graph.node if value in each.input]
-            picked = [forward.constant(each.input[1]) for each in readers if each.op_type == "Gather"]
-            known = [each for each in picked if each is not None]
-            asked = {int(axis) for each in known for axis in each.ravel()} if len(known) == len(readers) else None
-            yield from _open(forward, node.input[0], asked)
-            continue
-        for each in captured(node):
-            if each not in seen:
-                seen.add(each)
-                waiting.append(each)
-
-
-def _open(forward: Graph, name: str, asked: set[int] | None) -> Iterator[Axis]:
-    """The axes of the graph's inputs that the open sizes of a value come from. asked: its axes that matter, or None."""
-    sizes = forward.sizes(name)
-    rank = len(sizes) if sizes is not None else 0
-    axes = {axis % rank if rank else axis for axis in asked} if asked is not None else None
-    known: list[Axis] = [
-        (value.name, axis, size.dim_param)
+    deciding = _deciding(forward, node.input[0])
+    found = [
+        f"axis {axis}{f' ({size.dim_param})' if size.dim_param else ''} of {value.name!r}"
         for value in forward.graph.input
         for axis, size in enumerate(value.type.tensor_type.shape.dim)
-        if not size.HasField("dim_value")
+        if not size.HasField("dim_value") and not deciding.isdisjoint((size.dim_param, ""))
     ]
-    if any(value.name == name for value in forward.graph.input):
-        yield from (each for each in known if each[0] == name and (axes is None or each[1] in axes))
-        return
-    symbols = {
-        size for axis, size in enumerate(sizes or ()) if isinstance(size, str) and (axes is None or axis in axes)
-    }
-    yield from [each for each in known if each[2] in symbols] or known
+    return f"; that depends on the size of the input's {', '.join(found)}: fix it, {FIXING}" if found else ""
+
+
+def _deciding(forward: Graph, name: str) -> set[str]:
+    """The names of the sizes on which a value depends, "" for one without a name."""
+    shapes, found, seen, waiting = Shapes(forward), set[str](), {name}, [name]
+    while waiting:
+        value = waiting.pop()
+        terms, node = shapes(value), forward.producers.get(value)
+        if terms is not None and None not in terms:
+            found.update(each for term in terms if term is not None for each in term.names)
+        elif node is not None and not reads_values(node):
+            found.add("")
+        elif node is not None:
+            new = set(captured(node)) - seen
+            seen |= new
+            waiting += new
+    return found
