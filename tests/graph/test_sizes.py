@@ -11,7 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from opgrad.gradients import gradients
 from opgrad.onnx.graph import inference
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.sizes import VAGUE, Term, are_equal, known, sizes_in, terms
+from opgrad.onnx.graph.sizes import VAGUE, are_equal, known, sizes_in
+from opgrad.onnx.passes.sizes import Term, terms
 from opgrad.onnxruntime import InferenceSession, lower
 
 NAMES = ("?", "", "-1", "unk__3", "None", "unknown", " ? ")

@@ -13,9 +13,9 @@ from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import AMPLIFIED, FOLDED, Graph, constant_tensor, evaluate
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, names_of
 from opgrad.onnx.graph.nodes import attributes_of, leave_out_results, needed, read_by, registering, subgraphs
-from opgrad.onnx.graph.sizes import Term, are_equal
+from opgrad.onnx.graph.sizes import are_equal
 from opgrad.onnx.passes.patterns import at_each
-from opgrad.onnx.passes.sizes import Shapes, slice_limits, terms_of
+from opgrad.onnx.passes.sizes import Shapes, Term, slice_limits, terms_of
 
 Test = Callable[[Graph, onnx.NodeProto], bool]
 TESTS: dict[str, Test] = {}
@@ -54,9 +54,8 @@ def _is_read(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def _sizes_stay(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether the result has the sizes of the first input, as far as the graph tells both."""
-    before, after = (terms_of(graph, name) for name in (node.input[0], node.output[0]))
-    return before is not None and before == after and None not in before
+    """Whether the result is known to have the sizes of the first input."""
+    return are_equal(graph.sizes(node.input[0]), graph.sizes(node.output[0]))
 
 
 unchanged("Identity")(lambda graph, node: True)

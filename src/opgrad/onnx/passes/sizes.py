@@ -4,8 +4,9 @@ And what follows from it: constant shapes, and Slices and Gathers that together 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -14,7 +15,41 @@ from onnx import TensorProto, helper, numpy_helper
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import domain_of
 from opgrad.onnx.graph.nodes import attributes_of, registering
-from opgrad.onnx.graph.sizes import Term, Terms, constant_target, numbers, terms
+from opgrad.onnx.graph.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Term:
+    """The product of a number and the named sizes; the names are sorted."""
+
+    factor: int
+    names: tuple[str, ...] = ()
+
+    def __mul__(self, other: "Term") -> "Term":
+        return Term(self.factor * other.factor, tuple(sorted(self.names + other.names)) if self.factor else ())
+
+    @property
+    def number(self) -> int | None:
+        """The number if there are no names, else None."""
+        return None if self.names else self.factor
+
+
+Terms: TypeAlias = list[Term | None]  # None for a size of which nothing is known
+
+
+def terms(sizes: Sizes | None) -> Terms | None:
+    """The same sizes as terms."""
+    if sizes is None:
+        return None
+    return [Term(1, (size,)) if isinstance(size, str) else None if size is None else Term(size) for size in sizes]
+
+
+def numbers(found: Terms | None) -> list[int] | None:
+    """The numbers of terms; None if one of them has a name or is unknown."""
+    if found is None or any(each is None or each.names for each in found):
+        return None
+    return [each.factor for each in found if each is not None]
+
 
 LONGEST = 64  # the most numbers of an array that is taken for a shape
 
@@ -125,12 +160,8 @@ def slice_limits(shapes: Shapes, node: onnx.NodeProto) -> list[tuple[int, Term |
         starts, ends = ([Term(each) for each in given[name]] for name in ("starts", "ends"))
         axes = given.get("axes", list(range(len(starts))))
         return [(axis, *pair, Term(1)) for axis, *pair in zip(axes, starts, ends, strict=True)]
-    found: list[Terms | None] = [shapes(name) if name else None for name in node.input[1:]]
-    first, last = found[0], found[1]
+    first, last = (shapes(name) for name in node.input[1:3])
     if first is None or last is None or len(first) != len(last):
-        return None
-    named = [name for name in node.input[3:] if name]
-    if any(shapes.numbers(name) is None for name in named):
         return None
     axes = shapes.numbers(node.input[3]) if len(node.input) > 3 and node.input[3] else list(range(len(first)))
     steps = shapes.numbers(node.input[4]) if len(node.input) > 4 and node.input[4] else [1] * len(first)
@@ -139,27 +170,21 @@ def slice_limits(shapes: Shapes, node: onnx.NodeProto) -> list[tuple[int, Term |
     return [(axis, a, b, Term(step)) for axis, a, b, step in zip(axes, first, last, steps, strict=True)]
 
 
-def _pairs(shapes: Shapes, names: Sequence[str]) -> list[tuple[Term | None, ...]] | None:
-    """The tuples of corresponding elements of several arrays, broadcast; None if one array is not known."""
-    found = [shapes(name) for name in names]
-    lists = [each for each in found if each is not None]
-    if len(lists) < len(found):
-        return None
-    length = max(map(len, lists))
-    if any(len(each) not in (1, length) for each in lists):
-        return None
-    return list(zip(*(each * length if len(each) < length else each for each in lists), strict=True))
+def elementwise(op: str, function: Callable[..., Term | None], unknown: bool = False) -> None:
+    """Register the function of corresponding elements of an operator's arrays, which are broadcast.
 
+    unknown: whether it also takes elements that are not known.
+    """
 
-def _each(shapes: Shapes, node: onnx.NodeProto, function: Callable[[Term, Term], Term | None]) -> Terms | None:
-    pairs = _pairs(shapes, node.input)
-    if pairs is None:
-        return None
-    return [None if a is None or b is None else function(a, b) for a, b in pairs]
+    def elements(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
+        lists = [each for name in node.input if (each := shapes(name)) is not None]
+        length = max(map(len, lists), default=0)
+        if len(lists) < len(node.input) or any(len(each) not in (1, length) for each in lists):
+            return None
+        tuples = zip(*(each * length if len(each) < length else each for each in lists), strict=True)
+        return [None if None in each and not unknown else function(*each) for each in tuples]
 
-
-rule("Mul")(lambda shapes, node: _each(shapes, node, lambda a, b: a * b))
-rule("Div")(lambda shapes, node: _each(shapes, node, _quotient))
+    rule(op)(elements)
 
 
 def _quotient(a: Term, b: Term) -> Term | None:
@@ -174,10 +199,6 @@ def _quotient(a: Term, b: Term) -> Term | None:
     return Term(a.factor // b.factor, tuple(rest)) if whole else None
 
 
-rule("Add")(lambda shapes, node: _each(shapes, node, lambda a, b: _sum(a, b, 1)))
-rule("Sub")(lambda shapes, node: _each(shapes, node, lambda a, b: _sum(a, b, -1)))
-
-
 def _sum(a: Term, b: Term, sign: int) -> Term | None:
     if a.names == b.names:
         total = a.factor + sign * b.factor
@@ -185,25 +206,23 @@ def _sum(a: Term, b: Term, sign: int) -> Term | None:
     return a if b == Term(0) else b if a == Term(0) and sign > 0 else None
 
 
-@rule("Equal")
-def _equal(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    def same(a: Term, b: Term) -> Term | None:
-        if not a.names and not b.names:
-            return Term(int(a.factor == b.factor))
-        negative = any(not each.names and each.factor < 0 for each in (a, b))
-        return Term(0) if negative and min(a.factor, b.factor) < 0 < max(a.factor, b.factor) else None
-
-    return _each(shapes, node, same)
+def _equal(a: Term, b: Term) -> Term | None:
+    if not a.names and not b.names:
+        return Term(int(a.factor == b.factor))
+    negative = any(not each.names and each.factor < 0 for each in (a, b))
+    return Term(0) if negative and min(a.factor, b.factor) < 0 < max(a.factor, b.factor) else None
 
 
-@rule("Where")
-def _where(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
-    chosen = _pairs(shapes, node.input)
-    if chosen is None:
-        return None
-    return [
-        None if condition is None or condition.names else a if condition.factor else b for condition, a, b in chosen
-    ]
+def _chosen(condition: Term | None, a: Term | None, b: Term | None) -> Term | None:
+    return None if condition is None or condition.names else a if condition.factor else b
+
+
+elementwise("Mul", lambda a, b: a * b)
+elementwise("Div", _quotient)
+elementwise("Add", lambda a, b: _sum(a, b, 1))
+elementwise("Sub", lambda a, b: _sum(a, b, -1))
+elementwise("Equal", _equal)
+elementwise("Where", _chosen, unknown=True)
 
 
 @rule("ConstantOfShape")
@@ -216,6 +235,7 @@ def _filled(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
 
 
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+COPY, REST = 0, -1  # in the shape of Reshape: a size to copy, and the size that follows from the others
 
 
 def simplify_shapes(graph: Graph) -> bool:
@@ -254,8 +274,13 @@ def _target(graph: Graph, shapes: Shapes, node: onnx.NodeProto) -> bool:
     wanted = shapes(node.input[1])
     if wanted is None or attributes_of(node).get("allowzero"):
         return False
-    target = constant_target(wanted, terms_of(graph, node.input[0]) or [])
-    if target is None:
+    sizes, target = terms_of(graph, node.input[0]) or [], list[int]()
+    for index, term in enumerate(wanted):
+        kept = term is not None and index < len(sizes) and term == sizes[index]
+        number = term.number if term is not None else None
+        target.append(number if number is not None else COPY if kept else REST)
+    empty = any(term == Term(0) and sizes[index : index + 1] in ([], [term]) for index, term in enumerate(wanted))
+    if empty or target.count(REST) > 1:
         return False
     shape = graph.add_constant(np.array(target, np.int64), f"{node.output[0]}/shape")
     inputs = [node.input[0], shape]

@@ -11,10 +11,10 @@ from opgrad.onnx.rules import (  # noqa: F401
     convolution,
     coverage,
     layout,
-    loops,
     matrix,
     microsoft,
     normalization,
     quantization,
     recurrent,
+    sampling,
 )

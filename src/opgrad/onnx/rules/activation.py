@@ -2,7 +2,7 @@
 
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import LAST, Value
+from opgrad.onnx.graph.formulas import LAST, ONE_AXIS_FROM, Value
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.rules.node import Gradients, Node, NoGradient, formula, gradient, in_float32, numbers_of, recomputed
 
@@ -95,9 +95,6 @@ def gelu(node: Node) -> Value:
     """dx = dy * gelu'(x), of the exact form or the one with tanh."""
     op = "FastGeluGrad" if node.get("approximate", "none") == "tanh" else "GeluGrad"
     return node.microsoft(op, node.dy, node.x)
-
-
-ONE_AXIS_FROM = 13  # before, the axes from `axis` on were one row
 
 
 @gradient("Softmax", "LogSoftmax")

@@ -5,14 +5,13 @@ row of the batch has for itself. In linear attention every token changes a state
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import LAST, Body, Value
+from opgrad.onnx.graph.formulas import LAST, ONE_AXIS_FROM, Body, Value
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.graph.sizes import are_equal, known
 from opgrad.onnx.passes.attention import LARGEST_HEAD
@@ -32,7 +31,6 @@ from opgrad.onnx.rules.node import (
 ATTRIBUTES = ("scale", "causal", "window", "softcap", "dropout", "layout")  # of AttentionTraining and its gradient
 MASKED = -10000.0  # the default of the number that is added to the scores of masked keys
 SEVERAL = 5  # axes of an input that packs several projections: [N, L, heads, how many, H]
-ONE_AXIS_FROM = 13  # opset of Softmax
 
 
 @gradient("AttentionTraining", domain=MICROSOFT, constant=(4, 6, 7, 8, 9))
@@ -151,34 +149,12 @@ def _places(value: Value) -> Value:
 LOWEST = -3.4e38  # the score of a key that does not count
 
 
-@dataclass(frozen=True)
-class GroupedHeads:
+class GroupedHeads(NamedTuple):
     """How a row of numbers is divided: queries by query heads, keys and values by key heads; a head has `width`."""
 
     queries: int
     keys: int
     width: int
-
-
-@dataclass(frozen=True)
-class TokenPlaces:
-    """Where tokens are in their rows.
-
-    before: how many keys each row has before the new ones, int64 [N, 1, 1, 1]. new: the number of new tokens, of
-    shape (). total: how many places the keys have, of shape ().
-    """
-
-    before: Value
-    new: Value
-    total: Value
-
-    def queries(self) -> Value:
-        """The indices of the queries, [N, 1, L, 1]."""
-        return self.before + self.new.body.range(self.new).unsqueeze(1)
-
-    def keys(self) -> Value:
-        """The indices of the keys, [T]."""
-        return self.new.body.range(self.total)
 
 
 @recomputed("GroupQueryAttention", domain=MICROSOFT, constant=(5, 6, 9))
@@ -192,19 +168,16 @@ def group_query_attention(node: Node) -> Gradients:
     counted = node.required(5).cast(TensorProto.INT64).reshape([-1, 1, 1, 1]) + 1
     # In a first prompt all keys are new, whatever the rows' lengths are.
     past, total = node.input(3), node.required(6).cast(TensorProto.INT64).scalar()
-    before = node.where(total.equals(new), 0, counted - new)
-    if past is None or _all_new(node):
-        places = TokenPlaces(before, new, new)
-    else:
-        places = TokenPlaces(before, new, node.body.node("Max", total, past.shape(2, 3).squeeze(0)))
+    before = node.where(total.equals(new), 0, counted - new)  # how many keys each row has before the new ones
+    count = new if past is None or _all_new(node) else node.body.node("Max", total, past.shape(2, 3).squeeze(0))
+    at, keys = before + node.body.range(new).unsqueeze(1), node.body.range(count)  # [N, 1, L, 1] and [T]
     if node.get("do_rotary", 0):
-        q, k = (_turned(node, each, places) for each in (q, k))
-    k, v = (_in_cache(node.input(place), each, places) for place, each in ((3, k), (4, v)))
+        q, k = (_turned(node, each, at) for each in (q, k))
+    k, v = (_in_cache(node.input(index), each, before, keys) for index, each in ((3, k), (4, v)))
     if _all_new(node) and _takes_tiles(node, heads):
         y = _in_tiles(node, (q, k, v), heads, node.input(10), node.input(11), counted.reshape([-1]), **_limits(node))
     else:
-        at, keys, window = places.queries(), places.keys(), node.get("local_window_size", -1)
-        mask = keys < counted
+        mask, window = keys < counted, node.get("local_window_size", -1)
         if node.get("causal", 1):
             mask = mask & ~(keys > at)
         mask = mask if window < 0 else mask & (keys > at - window)
@@ -244,13 +217,13 @@ def _parts(node: Node, heads: GroupedHeads) -> list[Value]:
     return [each.reshape([0, 0, -1, heads.width]) for each in (x, key, value)]
 
 
-def _turned(node: Node, x: Value, places: TokenPlaces) -> Value:
+def _turned(node: Node, x: Value, at: Value) -> Value:
     """x with its pairs turned by the angles of their places; places beyond the cache of angles belong to no token."""
-    given = node.input(9)
-    own = places.queries().squeeze(1, 3)
-    if given is not None:  # of a first prompt onnxruntime reads the first position alone
-        prompt = node.required(6).cast(TensorProto.INT64).scalar().equals(places.new)
-        own = node.where(prompt, own + given.slice(0, 1, 0).slice(0, 1, 1), given)
+    positions, own = node.input(9), at.squeeze(1, 3)
+    if positions is not None:  # of a first prompt onnxruntime reads the first position alone
+        new = node.x.shape(1, 2).squeeze(0)
+        prompt = node.required(6).cast(TensorProto.INT64).scalar().equals(new)
+        own = node.where(prompt, own + positions.slice(0, 1, 0).slice(0, 1, 1), positions)
     return _turned_by(node, x, own)
 
 
@@ -263,15 +236,15 @@ def _turned_by(node: Node, x: Value, own: Value, **given: Any) -> Value:
     return node.microsoft("RotaryEmbeddingTraining", x, cos, sin, positions, **turns)
 
 
-def _in_cache(past: Value | None, now: Value, places: TokenPlaces) -> Value:
-    """The keys of the past with the new ones behind them, [N, heads, T, H]."""
+def _in_cache(past: Value | None, now: Value, before: Value, keys: Value) -> Value:
+    """The keys of the past with the new ones behind them, [N, heads, T, H]. keys: the indices of all, [T]."""
     if past is None or known(list(past.sizes or [None] * 4)[2:3]) == [0]:
         return now
-    body, room = past.body, past.shape(2, 3).squeeze(0)
-    both, place = body.concat(past, now, axis=2), places.keys().unsqueeze(1)
+    body, room, new = past.body, past.shape(2, 3).squeeze(0), now.shape(2, 3).squeeze(0)
+    both, place = body.concat(past, now, axis=2), keys.unsqueeze(1)
     # A place behind the past has a new key, which follows the whole cache in `both`; one behind these has none.
-    at = body.where(place < places.before, place, body.node("Min", place - places.before, places.new - 1) + room)
-    shape = body.concat(now.shape(0, 2), places.total.reshape([1]), now.shape(3, 4))
+    at = body.where(place < before, place, body.node("Min", place - before, new - 1) + room)
+    shape = body.concat(now.shape(0, 2), keys.shape(0, 1), now.shape(3, 4))
     return body.node("GatherElements", both, at.expand(shape), axis=2)
 
 
@@ -375,40 +348,27 @@ WITH_BATCH = 4  # axes of tokens in rows, [N, T, heads, size]
 NEARLY_ZERO = 1e-6  # under the root of a norm, as onnxruntime has it
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """What the tokens bring, one after the other along axis 0.
+def _linearly_attended(
+    state: Value, q: Value, k: Value, v: Value, decay: Value | None, rate: Value | None
+) -> tuple[Value, Value]:
+    """What the queries read, [T, N, heads, queries of a head, D], and the last state, [N, heads, K, D].
 
-    q: [T, N, heads, queries of a head, K]. k, v: [T, N, heads, K] and [T, N, heads, D].
-    decay: logarithms of what stays of the state, [T, N, heads, K or 1]; None if all stays.
-    rate: how far the state goes towards the value, [T, N, heads, 1]; None if the value is added.
+    The tokens come one after the other. q: [T, N, heads, queries of a head, K]. k, v: [T, N, heads, K] and [T, N,
+    heads, D]. decay: logarithms of what stays of the state, [T, N, heads, K or 1]; None if all stays. rate: how far the
+    state goes towards the value, [T, N, heads, 1]; None if the value is added.
     """
 
-    q: Value
-    k: Value
-    v: Value
-    decay: Value | None
-    rate: Value | None
-
-    def given(self) -> list[Value]:
-        """Those that are there, in this order."""
-        return [each for each in (self.q, self.k, self.v, self.decay, self.rate) if each is not None]
-
-
-def linearly_attended(body: Body, state: Value, tokens: Tokens) -> tuple[Value, Value]:
-    """What the queries read, [T, N, heads, queries of a head, D], and the last state, [N, heads, K, D]."""
-
     def step(inner: Body, s: Value, q: Value, k: Value, v: Value, *others: Value) -> tuple[list[Value], list[Value]]:
-        rest = list(others)
-        if tokens.decay is not None:
-            s = s * rest.pop(0).apply("Exp").unsqueeze(3)
         change = v.unsqueeze(2)
-        if tokens.rate is not None:
-            change = (change - inner.node("MatMul", k.unsqueeze(2), s)) * rest.pop(0).unsqueeze(3)
+        if decay is not None:
+            s = s * others[0].apply("Exp").unsqueeze(3)
+        if rate is not None:
+            change = (change - inner.node("MatMul", k.unsqueeze(2), s)) * others[-1].unsqueeze(3)
         s = s + inner.node("MatMul", k.unsqueeze(3), change)
         return [s], [inner.node("MatMul", q, s)]
 
-    last, y = body.scan([state], tokens.given(), step)
+    tokens = (q, k, v, decay, rate)
+    last, y = state.body.scan([state], [each for each in tokens if each is not None], step)
     return y, last
 
 
@@ -429,15 +389,11 @@ def linear_attention(node: Node) -> Gradients:
         q = q.reshape([0, 0, keys, queries // keys, width])
     else:  # a head of queries belongs to several of keys
         q = q.unsqueeze(3).expand(body.ints([1, 1, 1, keys // queries, 1])).reshape([0, 0, keys, 1, width])
-    tokens = Tokens(
-        q * (node.get("scale", 0.0) or width**-0.5),
-        k,
-        v,
-        _in_time(decay, keys) if decay is not None and "gated" in rule else None,
-        _in_time(rate, -1) if rate is not None and "delta" in rule else None,
-    )
-    start = body.full(body.concat(node.x.shape(0, 1), body.ints([keys, width, depth])), 0, node.x)
-    y, last = linearly_attended(body, start if past is None else past, tokens)
+    decay = _in_time(decay, keys) if decay is not None and "gated" in rule else None
+    rate = _in_time(rate, -1) if rate is not None and "delta" in rule else None
+    if past is None:
+        past = body.full(body.concat(node.x.shape(0, 1), body.ints([keys, width, depth])), 0, node.x)
+    y, last = _linearly_attended(past, q * (node.get("scale", 0.0) or width**-0.5), k, v, decay, rate)
     return [y.transpose(1, 0, 2, 3, 4).reshape([0, 0, max(queries, keys) * depth]), last]
 
 
@@ -465,15 +421,9 @@ def gated_delta_net(node: Node) -> Gradients:
     if rate is not None:
         rate = rate.apply("Sigmoid") if node.get("beta_activation", "none") == "sigmoid" else rate
         rate = _rows(rate, batch, heads, 1)
-    tokens = Tokens(
-        (q * (node.get("scale", 0.0) or width**-0.5)).unsqueeze(3),
-        k,
-        _rows(value, batch, heads, depth),
-        decay,
-        rate,
-    )
     zeros = body.full(body.concat(batch, body.ints([heads, width, depth])), 0, node.x)
-    y, last = linearly_attended(body, zeros if state is None else state.transpose(0, 1, 3, 2), tokens)
+    start, q = zeros if state is None else state.transpose(0, 1, 3, 2), q * (node.get("scale", 0.0) or width**-0.5)
+    y, last = _linearly_attended(start, q.unsqueeze(3), k, _rows(value, batch, heads, depth), decay, rate)
     whole = body.concat(node.x.shape(0, node.rank() - 2), body.ints([heads, depth]))
     return [y.transpose(1, 0, 2, 3, 4).reshape(whole), last.transpose(0, 1, 3, 2)]
 
@@ -571,3 +521,12 @@ def _pairs(node: Node, x: Value, half: int, heads: int) -> tuple[Value, Value]:
     if node.get("interleaved", 0):
         return x.slice(0, 2 * half, 3, 2), x.slice(1, 2 * half, 3, 2)
     return x.slice(0, half, 3), x.slice(half, 2 * half, 3)
+
+
+@gradient("MRotaryEmbedding", domain=MICROSOFT, constant=(1,))
+def multimodal_rotary_embedding(node: Node) -> Value:
+    """dx = dy, every pair turned back."""
+    if node.needed - {0}:
+        raise NoGradient("its cosines and sines are trained, and their gradients are not computed")
+    positions, cos, sin = (node.required(place) for place in (1, 2, 3))
+    return node.same(node.dy, positions, cos, -sin)

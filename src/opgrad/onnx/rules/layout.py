@@ -5,6 +5,7 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import LAST, Body, Value
 from opgrad.onnx.graph.messages import FLOATS
+from opgrad.onnx.graph.sizes import known
 from opgrad.onnx.rules.node import (
     Gradients,
     Node,
@@ -12,7 +13,7 @@ from opgrad.onnx.rules.node import (
     filled_like,
     formula,
     gradient,
-    ones_like,
+    recomputed,
     reshape_like,
     reshape_to,
     zero_tensors,
@@ -43,26 +44,16 @@ def concat(node: Node) -> Gradients:
     if count == 1:
         return [node.dy]
     parts = [node.required(index) for index in range(count)]
-    if node.opset >= SPLIT_SIZES_ARE_INPUT:
-        return node.body.nodes_of("Split", count, node.dy, _lengths(parts, axis), axis=axis)
-    known = _known_lengths(parts, axis)
-    if known is not None:
-        return node.body.nodes_of("Split", count, node.dy, axis=axis, split=known)
-    return node.results("SplitTraining", count, node.dy, _lengths(parts, axis), axis=axis)
-
-
-def _lengths(parts: list[Value], axis: int) -> Value:
-    """The size of each value along an axis."""
-    known = _known_lengths(parts, axis)
-    if known is not None:
-        return parts[0].body.ints(known)
-    return parts[0].body.concat(*(part.shape(axis, None if axis == -1 else axis + 1) for part in parts))
-
-
-def _known_lengths(parts: list[Value], axis: int) -> list[int] | None:
-    sizes = [None if part.sizes is None else part.sizes[axis] for part in parts]
-    numbers = [size for size in sizes if isinstance(size, int)]
-    return numbers if len(numbers) == len(sizes) else None
+    numbers = known([None if part.sizes is None else part.sizes[axis] for part in parts])
+    if numbers is not None and node.opset < SPLIT_SIZES_ARE_INPUT:
+        return node.body.nodes_of("Split", count, node.dy, axis=axis, split=numbers)
+    if numbers is not None:
+        lengths = node.body.ints(numbers)
+    else:
+        lengths = node.body.concat(*(part.shape(axis, None if axis == -1 else axis + 1) for part in parts))
+    if node.opset < SPLIT_SIZES_ARE_INPUT:
+        return node.results("SplitTraining", count, node.dy, lengths, axis=axis)
+    return node.body.nodes_of("Split", count, node.dy, lengths, axis=axis)
 
 
 @gradient("Split", constant=(1,), integers=True)
@@ -77,7 +68,7 @@ def tile(node: Node) -> Value:
     """dx = the sum of dy over all copies."""
     rank, body, repeats = node.rank(), node.body, node.required(1)
     columns = [each.reshape([-1, 1]) for each in (repeats.cast(TensorProto.INT64), node.x.shape())]
-    # Each axis becomes two: the number of the copy, and the place inside a copy.
+    # Each axis becomes two: the number of the copy, and the index inside a copy.
     split = reshape_to(node.dy, body.concat(*columns, axis=1).reshape([-1]))
     return split.sum(list(range(0, 2 * rank, 2)), keepdims=False)
 
@@ -114,18 +105,15 @@ def depth_to_space(node: Node) -> Value:
     block = node.get("blocksize")
     if node.get("mode", "DCR") == "DCR":
         return node.body.node("SpaceToDepth", node.dy, blocksize=block)
-    body, size = node.body, node.x.shape
-    blocks = body.ints([block])
-    shape = body.concat(size(0, 1), node.dy.shape(1, 2), size(2, 3), blocks, size(3, 4), blocks)
-    split = reshape_to(node.dy, shape)
-    return reshape_like(split.transpose(0, 1, 3, 5, 2, 4), node.x)
+    size, blocks = node.x.shape, node.body.ints([block])
+    shape = node.body.concat(size(0, 1), node.dy.shape(1, 2), size(2, 3), blocks, size(3, 4), blocks)
+    return reshape_like(reshape_to(node.dy, shape).transpose(0, 1, 3, 5, 2, 4), node.x)
 
 
 @gradient("SpaceToDepth", integers=True)
 def space_to_depth(node: Node) -> Value:
     """dx = dy, its channels as blocks again."""
-    mode = {"mode": node.get("mode")} if "mode" in node.attributes else {}
-    return node.body.node("DepthToSpace", node.dy, blocksize=node.get("blocksize"), **mode)
+    return node.body.node("DepthToSpace", node.dy, blocksize=node.get("blocksize"), **node.given("mode"))
 
 
 formula("Trilu", "dx = the same triangle of dy.", lambda n: n.same(n.dy, *n.inputs[1:]), constant=(1,), integers=True)
@@ -175,6 +163,30 @@ def top_k(node: Node) -> Value:
     return node.microsoft("GatherElementsGrad", node.dy, node.x.shape(), indices, axis=node.get("axis", -1))
 
 
+@gradient("Unique")
+def unique(node: Node) -> Value:
+    """dx = 0; dx[index] = dy, at the first place of each."""
+    indices, axis = node.output(1, "_indices", TensorProto.INT64), node.get("axis")
+    if axis is not None:
+        return node.microsoft("GatherGrad", node.x.shape(), indices, node.dy, axis=axis % node.rank())
+    flat = node.microsoft("GatherGrad", node.x.size().reshape([1]), indices, node.dy, axis=0)
+    return reshape_like(flat, node.x)
+
+
+@recomputed("TensorScatter", constant=(2,))
+def tensor_scatter(node: Node) -> Value:
+    """y = past; y[written places] = update."""
+    update, at, rank = node.required(1), node.input(2), node.rank()
+    axis = node.get("axis", -2) % rank
+    column = [each for each in range(rank) if each != axis]
+    places = node.body.range(update.shape(axis, axis + 1).squeeze(0)).unsqueeze(*column)
+    if at is not None:
+        places = places + at.reshape([-1, *(1 for _ in range(rank - 1))])
+    if node.get("mode", "linear") == "circular":
+        places = node.body.node("Mod", places, node.x.shape(axis, axis + 1).squeeze(0))
+    return node.body.node("ScatterElements", node.x, places.expand(update.shape()), update, axis=axis)
+
+
 @gradient("OneHot", constant=(0, 1))
 def one_hot(node: Node) -> Gradients:
     """dvalues = the sums of dy where the index is not and where it is."""
@@ -213,7 +225,7 @@ def scatter(node: Node) -> Gradients:
     if reduction == "mul":  # the product of all other factors, which is not y / update where an update is 0
         zero = updates.equals(0)
         zeros = read(write(filled_like(data, 0), zero.like(updates), reduction="add"))
-        factors = write(ones_like(data), updates, reduction="mul")
+        factors = write(filled_like(data, 1), updates, reduction="mul")
         filled = node.where(zero, 1, updates)
         rest = read(write(data, filled, reduction="mul"))
         others = node.where(zero, node.where(zeros.equals(1), rest, 0), node.where(zeros.equals(0), rest / filled, 0))

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import Body, Value
+from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.graph.sizes import Size, are_equal
+from opgrad.onnx.graph.sizes import Size, are_equal, known
 from opgrad.onnx.rules.node import (
     Gradients,
     Node,
     NoGradient,
-    broadcast_to,
     gradient,
     numbers_of,
     recomputed,
@@ -31,7 +30,7 @@ GEMM = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
 def matmul(node: Node) -> Gradients:
     """da = dy @ b.T, db = a.T @ dy, summed over what was broadcast."""
     a, b, dy = node.x, node.required(1), node.dy
-    if (da := gradient_through(node, dy, 1)) is not None:
+    if (da := gradient_through(node, dy)) is not None:
         return [da, None]
     if a.sizes is None and b.sizes is not None and len(b.sizes) == 2:
         return [node.body.node("MatMul", dy, transposed(b)), _gemm(_rows(a, b, 0), _rows(dy, b, 1), transA=1)]
@@ -39,14 +38,15 @@ def matmul(node: Node) -> Gradients:
     if ranks == (2, 2):
         return [_gemm(dy, b, transB=1), _gemm(a, dy, transA=1)]
     # A vector is a matrix of one row, or of one column.
-    row = _with_axis(a, 0) if ranks[0] == 1 else a
-    column = _with_axis(b, 1) if ranks[1] == 1 else b
+    row = node.with_sizes(a.unsqueeze(0), [1, *sizes_of(a)]) if ranks[0] == 1 else a
+    column = node.with_sizes(b.unsqueeze(1), [*sizes_of(b), 1]) if ranks[1] == 1 else b
     dy = dy.unsqueeze(len(sizes_of(node.y))) if ranks[1] == 1 else dy
     dy = dy.unsqueeze(max(ranks[1] - 2, 0)) if ranks[0] == 1 else dy
     batch = list(sizes_of(node.y))[: len(sizes_of(node.y)) - 2 + ranks.count(1)]
-    if ranks[1] == 2 and _width(a) and _width(b):
+    widths = known([sizes_of(each)[-1] for each in (a, b)])
+    if ranks[1] == 2 and widths and all(widths):
         # The rows of all matrices, as one matrix.
-        db = _gemm(a.reshape([-1, _width(a)]), dy.reshape([-1, _width(b)]), transA=1)
+        db = _gemm(*(each.reshape([-1, width]) for each, width in zip((a, dy), widths, strict=True)), transA=1)
     else:
         db = _over_batches(node.body.node("MatMul", transposed(row), dy), batch, column)
     da = _over_batches(node.body.node("MatMul", dy, transposed(column)), batch, row)
@@ -65,19 +65,6 @@ def _rows(value: Value, matrix: Value, axis: int) -> Value:
     return value.reshape(value.body.concat(value.body.ints([-1]), matrix.shape(axis, axis + 1)))
 
 
-def _width(value: Value) -> int:
-    """The size of the last axis, 0 if it is not known."""
-    size = sizes_of(value)[-1]
-    return size if isinstance(size, int) else 0
-
-
-def _with_axis(vector: Value, axis: int) -> Value:
-    """A vector as a matrix."""
-    sizes = list(sizes_of(vector))
-    matrix = vector.unsqueeze(axis)
-    return Value(vector.body, matrix.name, vector.element_type, [*sizes[:axis], 1, *sizes[axis:]])
-
-
 def _over_batches(product: Value, batch: Sequence[int | str | None], target: Value) -> Value:
     """The gradient of a stack of matrices from the products for each matrix of the result: their sum over the batch."""
     whole = Value(product.body, product.name, product.element_type, [*batch, *sizes_of(target)[-2:]])
@@ -91,18 +78,15 @@ def gemm(node: Node) -> Gradients:
     trans_a, trans_b, alpha, beta = (node.get(*each) for each in GEMM.items())
     if trans_a:
         da = _gemm(b, dy, transA=trans_b, transB=1, alpha=alpha)
-    elif (found := gradient_through(node, dy, 1, bool(trans_b))) is not None:
+    elif (found := gradient_through(node, dy, bool(trans_b))) is not None:
         da = found if alpha == 1 else found * alpha
     else:
         da = _gemm(dy, b, transB=1 - trans_b, alpha=alpha)
-    db = (
-        _gemm(dy, a, transA=1, transB=trans_a, alpha=alpha)
-        if trans_b
-        else _gemm(a, dy, transA=1 - trans_a, alpha=alpha)
-    )
-    if node.input(2) is None:
-        return [da, db]
-    return [da, db, node.unbroadcast(dy if beta == 1 else dy * beta, 2)]
+    if trans_b:
+        db = _gemm(dy, a, transA=1, transB=trans_a, alpha=alpha)
+    else:
+        db = _gemm(a, dy, transA=1 - trans_a, alpha=alpha)
+    return [da, db, None if node.input(2) is None else node.unbroadcast(dy if beta == 1 else dy * beta, 2)]
 
 
 REST = "..."  # the axes without a letter, which are broadcast against each other
@@ -159,7 +143,7 @@ def _gradient_of(node: Node, every: Sequence[str], result: str, rest: str, place
             raise NoGradient("the graph does not tell which axes of the dots are broadcast")
         summed = [kept.index(each) for each in open_]
         dx = dx.sum(summed) if summed else dx
-        return broadcast_to(dx.unsqueeze(*alone) if kept else dx, x)
+        return (dx.unsqueeze(*alone) if kept else dx).expand(x.shape())
     whole = [sizes[each] if each in rest or size == 1 else size for each, size in sizes_of_x.items()]
     return unbroadcast(dx, node.with_sizes(dx, whole), x)
 
@@ -178,11 +162,11 @@ AXIS_IS_INPUT = 20  # opset of DFT
 LENGTH, AXIS = 1, 2  # indices of DFT's inputs
 
 
-def _transform(x: Value, axis: int, length: Value | None = None, **attributes: int) -> Value:
+def _transform(x: Value, axis: int, **attributes: int) -> Value:
     """DFT in the form of the opset."""
     if x.body.opset >= AXIS_IS_INPUT:
-        return x.body.node("DFT", x, length, x.body.constant(np.array(axis)), **attributes)
-    return x.body.node("DFT", x, length, axis=axis, **attributes)
+        return x.body.node("DFT", x, None, x.body.constant(np.array(axis)), **attributes)
+    return x.body.node("DFT", x, axis=axis, **attributes)
 
 
 def _axis(node: Node) -> int:
@@ -245,59 +229,6 @@ def stft(node: Node) -> Value:
     return _transform(weighted, 2, onesided=node.get("onesided", 1))
 
 
-@gradient("CumProd", constant=(1,))
-def cum_prod(node: Node) -> Value:
-    """dx[i] = p[i] * s[i], p the product before i, s[i] = dy[i] + x[i + 1] * s[i + 1]; no division, for zeros."""
-    axis = node.constant(1)
-    if axis is None:
-        raise NoGradient("its axis is known at run time alone")
-    place, rank = int(axis.reshape(())) % node.rank(), node.rank()
-    order = [place, *(each for each in range(rank) if each != place)]
-    exclusive, reverse = node.get("exclusive", 0), node.get("reverse", 0)
-
-    def step(_: Body, later: Value, x: Value, dy: Value) -> tuple[list[Value], list[Value]]:
-        s = dy + later
-        return [dy + x * later if exclusive else x * s], [later if exclusive else s]
-
-    x, dy = node.x.transpose(*order), node.dy.transpose(*order)
-    start = node.body.full(x.shape(1), 0, node.x)
-    s = node.body.scan([start], [x, dy], step, backward=not reverse)[1]
-    before = node.body.node("CumProd", node.x, node.required(1), exclusive=1, reverse=reverse)
-    return before * s.transpose(*np.argsort(order).tolist())
-
-
-@gradient("TensorScatter", constant=(2,))
-def tensor_scatter(node: Node) -> Gradients:
-    """dpast = dy, 0 where something was written; dupdate = dy at these places."""
-    update, at, rank = node.required(1), node.input(2), node.rank()
-    axis = node.get("axis", -2) % rank
-    column = [each for each in range(rank) if each != axis]
-    places = node.body.range(update.shape(axis, axis + 1).squeeze(0)).unsqueeze(*column)
-    if at is not None:
-        places = places + at.reshape([-1, *(1 for _ in range(rank - 1))])
-    if node.get("mode", "linear") == "circular":
-        places = node.body.node("Mod", places, node.x.shape(axis, axis + 1).squeeze(0))
-    index = places.expand(update.shape())
-    zeros = node.body.full(update.shape(), 0, node.dy)
-    return [
-        node.body.node("ScatterElements", node.dy, index, zeros, axis=axis),
-        node.body.node("GatherElements", node.dy, index, axis=axis),
-    ]
-
-
-@gradient("Col2Im", constant=(1, 2))
-def col2im(node: Node) -> Value:
-    """dx = the blocks of dy: its convolution with filters that each pick one place of a block."""
-    block, image = node.constant(2), node.required(1)
-    if block is None:
-        raise NoGradient("the size of its blocks is known at run time alone")
-    count, body = int(block.prod()), node.body
-    given = node.given("dilations", "pads", "strides")
-    filters = body.constant(np.eye(count).reshape(count, 1, *block.tolist())).like(node.dy)
-    channels = node.dy.reshape(body.concat(body.ints([-1, 1]), image))
-    return reshape_like(body.node("Conv", channels, filters, **given), node.x)
-
-
 @gradient("Det")
 def determinant(node: Node) -> Value:
     """dx = dy * y * inverse(x).T."""
@@ -312,22 +243,3 @@ def inverse(node: Node) -> Value:
     """dx = -y.T @ dy @ y.T."""
     y = transposed(node.y, node.rank())
     return -node.body.node("MatMul", node.body.node("MatMul", y, node.dy), y)
-
-
-@gradient("Unique")
-def unique(node: Node) -> Value:
-    """dx = 0; dx[index] = dy, at the first place of each."""
-    indices, axis = node.output(1, "_indices", TensorProto.INT64), node.get("axis")
-    if axis is not None:
-        return node.microsoft("GatherGrad", node.x.shape(), indices, node.dy, axis=axis % node.rank())
-    flat = node.microsoft("GatherGrad", node.x.size().reshape([1]), indices, node.dy, axis=0)
-    return reshape_like(flat, node.x)
-
-
-@gradient("MRotaryEmbedding", domain=MICROSOFT, constant=(1,))
-def multimodal_rotary_embedding(node: Node) -> Value:
-    """dx = dy, every pair turned back."""
-    if node.needed - {0}:
-        raise NoGradient("its cosines and sines are trained, and their gradients are not computed")
-    positions, cos, sin = (node.required(place) for place in (1, 2, 3))
-    return node.same(node.dy, positions, cos, -sin)

@@ -17,28 +17,17 @@ ACTIVATIONS = {
 }
 
 
-def _over_rows(node: Node, dx: Value) -> Value:
-    """The gradient of a bias along the last axis."""
-    return node.unbroadcast(dx, 1, node.x)
-
-
 formula("Gelu", "dx = dy * gelu'(x).", lambda n: n.microsoft("GeluGrad", n.dy, n.x), domain=MICROSOFT)
 
 
-@gradient("BiasGelu", domain=MICROSOFT)
+@gradient("BiasGelu", "FastGelu", domain=MICROSOFT)
 def bias_gelu(node: Node) -> Gradients:
-    """dx = dy * gelu'(x + bias), dbias = its sum."""
-    dx = node.microsoft("BiasGeluGrad_dX", node.dy, node.x, node.required(1))
-    return [dx, _over_rows(node, dx)]
-
-
-@gradient("FastGelu", domain=MICROSOFT)
-def fast_gelu(node: Node) -> Gradients:
-    """dx = dy * fast_gelu'(x + bias), dbias = its sum."""
+    """dx = dy * gelu'(x + bias), of the exact form or the one with tanh, dbias = its sum along the last axis."""
+    op = node.proto.op_type.removeprefix("Bias")
     if node.input(1) is None:
-        return node.microsoft("FastGeluGrad", node.dy, node.x)
-    dx = node.microsoft("BiasFastGeluGrad_dX", node.dy, node.x, node.required(1))
-    return [dx, _over_rows(node, dx)]
+        return node.microsoft(f"{op}Grad", node.dy, node.x)
+    dx = node.microsoft(f"Bias{op}Grad_dX", node.dy, node.x, node.required(1))
+    return [dx, node.unbroadcast(dx, 1, node.x)]
 
 
 @gradient("QuickGelu", domain=MICROSOFT)
@@ -135,31 +124,16 @@ def bias_softmax(node: Node) -> Value:
     return biased_softmax(node)
 
 
-@decomposition("SkipLayerNormalization", domain=MICROSOFT)
+@decomposition("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_layer_normalization(node: Node) -> Gradients:
-    """y = layer_normalization(x + skip + bias); the fourth result is the sum."""
-    scale, offset = node.required(2), node.input(3)
-    total = _skip_sum(node, 4)
-    y, mean, inv_std = node.body.nodes_of(
-        "LayerNormalization", 3, total, scale, offset, axis=-1, epsilon=node.get("epsilon", 1e-12)
-    )
-    return [y, mean, inv_std, total]
-
-
-@decomposition("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
-def skip_simplified_layer_normalization(node: Node) -> Gradients:
-    """y = simplified_layer_normalization(x + skip + bias); the fourth result is the sum."""
-    total = _skip_sum(node, 3)
-    y, inv_std = node.body.nodes_of(
-        "SimplifiedLayerNormalization", 2, total, node.required(2), axis=-1, epsilon=node.get("epsilon", 1e-12)
-    )
-    return [y, None, inv_std, total]
-
-
-def _skip_sum(node: Node, index: int) -> Value:
-    bias = node.input(index)
+    """y = layer_normalization(x + skip + bias), simplified or not; the fourth result is the sum."""
+    op = node.proto.op_type.removeprefix("Skip")
+    offset, bias = (None, node.input(3)) if op.startswith("Simplified") else (node.input(3), node.input(4))
     total = node.x + node.required(1)
-    return total if bias is None else total + bias
+    total = total if bias is None else total + bias
+    given, several = (total, node.required(2), offset), 2 if op.startswith("Simplified") else 3
+    y, *means, inv_std = node.body.nodes_of(op, several, *given, axis=-1, epsilon=node.get("epsilon", 1e-12))
+    return [y, means[0] if means else None, inv_std, total]
 
 
 EXPERT_ACTIVATIONS = {"relu": "Relu", "identity": "Identity"}

@@ -9,6 +9,7 @@ shapes.
 import copy
 import functools
 import itertools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,7 +22,7 @@ from opgrad.onnx.graph.formulas import Body, GraphBody, NodeView, Value, widened
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, HALVES, MICROSOFT, domain_of
 from opgrad.onnx.graph.nodes import attributes_of, outside
-from opgrad.onnx.graph.sizes import Sizes, are_equal, constant_target, terms
+from opgrad.onnx.graph.sizes import Sizes, are_equal, known
 
 
 class NoGradient(NotImplementedError):
@@ -96,8 +97,7 @@ def sizes_of(value: Value) -> Sizes:
 def numbers_of(value: Value, *axes: int) -> list[int]:
     """The sizes along some axes. Raises NoGradient where the graph does not tell one as a number."""
     sizes = sizes_of(value)
-    found = [size for axis in axes if isinstance(size := sizes[axis], int)]
-    if len(found) < len(axes):
+    if (found := known([sizes[axis] for axis in axes])) is None:
         raise NoGradient(f"the sizes of {value.name!r} are {list(sizes)}, expected numbers along axes {list(axes)}")
     return found
 
@@ -106,11 +106,10 @@ def reshape_like(value: Value, like: Value) -> Value:
     """The elements in the shape of another value."""
     if are_equal(value.sizes, like.sizes):
         return value
-    wanted = terms(like.sizes)
-    target = None if wanted is None else constant_target(wanted, ())
-    if target is not None:
-        return value.reshape(target)
-    return reshape_to(value, like.shape())
+    target = [0] if like.sizes is None else [size if isinstance(size, int) else -1 for size in like.sizes]
+    if 0 in target or target.count(-1) > 1:  # Reshape takes 0 for a size to copy, and finds one size
+        return reshape_to(value, like.shape())
+    return value.reshape(target)
 
 
 def reshape_to(value: Value, shape: Value) -> Value:
@@ -123,11 +122,6 @@ def transposed(value: Value, rank: int | None = None) -> Value:
     """The value with its last two axes exchanged. rank: if the value does not tell its own."""
     rank = len(sizes_of(value)) if rank is None else rank
     return value.transpose(*range(rank - 2), rank - 1, rank - 2)
-
-
-def broadcast_to(value: Value, like: Value) -> Value:
-    """Broadcast to the shape of another value."""
-    return value.expand(like.shape())
 
 
 def unbroadcast(value: Value, whole: Value, target: Value) -> Value:
@@ -169,16 +163,6 @@ def _summed(whole: Sizes | None, target: Sizes | None) -> list[int] | None:
     return axes
 
 
-def normalized(axes: Sequence[int], rank: int) -> list[int]:
-    """Axes counted from the first."""
-    return sorted(axis % rank if rank else 0 for axis in axes)
-
-
-def ones_like(value: Value) -> Value:
-    """Ones in the shape and type of a value."""
-    return filled_like(value, 1)
-
-
 def filled_like(value: Value, number: float, like: Value | None = None) -> Value:
     """One number in the shape of a value, and in the type of it or of another one."""
     return value.body.number(number, like or value).expand(value.shape())
@@ -188,15 +172,11 @@ def element_count(value: Value, axes: Sequence[int] | None) -> int | None:
     """The number of elements along axes, along all if there are none given; None if it is not known."""
     if value.sizes is None:
         return None
-    count = 1
-    for axis in range(len(value.sizes)) if axes is None else axes:
-        if not -len(value.sizes) <= axis < len(value.sizes):
-            raise ValueError(f"an axis is {axis}, expected one of a tensor with {len(value.sizes)} axes")
-        size = value.sizes[axis]
-        if not isinstance(size, int):
-            return None
-        count *= size
-    return count
+    rank = len(value.sizes)
+    if far := [axis for axis in axes or () if not -rank <= axis < rank]:
+        raise ValueError(f"an axis is {far[0]}, expected one of a tensor with {rank} axes")
+    numbers = known(value.sizes if axes is None else [value.sizes[axis] for axis in axes])
+    return None if numbers is None else math.prod(numbers)
 
 
 def ratio(part: Value, whole: Value, like: Value) -> Value:
@@ -342,7 +322,7 @@ class Node(NodeView):
             given = known.tolist()
         if given is None:
             return None
-        return normalized(given, max(self.rank(), 1)) if min(given, default=0) < 0 else sorted(given)
+        return sorted(axis % max(self.rank(), 1) for axis in given) if min(given, default=0) < 0 else sorted(given)
 
     def kept(self, value: Value) -> Value:
         """A value of a reduction's shape, with the reduced axes back, of size 1."""
@@ -445,11 +425,19 @@ class Declared:
 RULES: dict[tuple[str, str], Declared] = {}
 
 
-def gradient(
-    *names: str, domain: str = "", constant: Collection[int] = (), integers: bool = False
-) -> Callable[[Rule], Rule]:
-    """Register a function as the gradient rule of these operators; see `Declared`."""
-    return _declaration(names, domain, constant=constant, integers=integers)
+def gradient(*names: str, domain: str = "", **options: Any) -> Callable[[Rule], Rule]:
+    """Register a function as the gradient rule of these operators. options: of `Declared`."""
+
+    def declare(rule: Rule) -> Rule:
+        RULES.update({(domain, name): Declared(name, domain, rule, **options) for name in names})
+        return rule
+
+    return declare
+
+
+# Register a function that writes operators with others: these replace them and are differentiated, or are computed
+# once more by the backward part and differentiated there.
+decomposition, recomputed = functools.partial(gradient, replaces=True), functools.partial(gradient, recomputes=True)
 
 
 def formula(names: str, text: str, rule: Rule, **options: Any) -> None:
@@ -459,19 +447,6 @@ def formula(names: str, text: str, rule: Rule, **options: Any) -> None:
     """
     rule.__doc__ = text
     gradient(*names.split(), **options)(rule)
-
-
-def decomposition(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
-    """Register a function that writes these operators with others, which are then differentiated."""
-    return _declaration(names, domain, replaces=True)
-
-
-def recomputed(
-    *names: str, domain: str = "", constant: Collection[int] = (), integers: bool = False,
-    direct: tuple[Collection[int], Rule] | None = None,
-) -> Callable[[Rule], Rule]:  # fmt: skip
-    """Register a function that writes these operators with others, through which their gradients are computed."""
-    return _declaration(names, domain, constant=constant, integers=integers, direct=direct, recomputes=True)
 
 
 def in_float32(rule: Rule) -> Rule:
@@ -486,15 +461,6 @@ def in_float32(rule: Rule) -> Rule:
         return [each if each is None or dtype not in HALVES else each.cast(dtype) for each, dtype in pairs]
 
     return wide
-
-
-def _declaration(names: Sequence[str], domain: str, **options: Any) -> Callable[[Rule], Rule]:
-    def declare(rule: Rule) -> Rule:
-        for name in names:
-            RULES[domain, name] = Declared(name, domain, rule, **options)
-        return rule
-
-    return declare
 
 
 def register_gradient(name: str, domain: str = "", *, constant: Collection[int] = ()) -> Callable[[Rule], Rule]:
@@ -515,11 +481,10 @@ def register_gradient(name: str, domain: str = "", *, constant: Collection[int] 
     """
     if not isinstance(name, str) or not isinstance(domain, str):
         raise TypeError(f"register_gradient: name is {name!r} and domain {domain!r}, expected text")
-    declare = _declaration([name], "" if domain == "ai.onnx" else domain, constant=constant, integers=True)
 
     def checked(rule: Rule) -> Rule:
         if not callable(rule):
             raise TypeError(f"register_gradient: the rule of {name} is of type {type(rule).__name__}, no function")
-        return declare(rule)
+        return gradient(name, domain="" if domain == "ai.onnx" else domain, constant=constant, integers=True)(rule)
 
     return checked

@@ -1,6 +1,6 @@
 """Normalizations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from onnx import TensorProto
@@ -13,6 +13,7 @@ from opgrad.onnx.rules.node import (
     Node,
     NoGradient,
     gradient,
+    numbers_of,
     ratio,
     reshape_like,
     reshape_to,
@@ -57,16 +58,12 @@ def _with_statistics(node: Node, dx: Value, *places: int) -> Value:
     dx, node = widened(dx), node.wide()
     share = ratio(node.output(places[-1]), node.y, dx)
     for d_mean in means:
-        dx = dx if d_mean is None else dx + _like(d_mean, dx) * share
+        dx = dx if d_mean is None else dx + d_mean.like(dx) * share
     if d_inv_std is None:
         return dx
-    inv_std = _like(node.output(places[-1]), dx)
-    centred = node.x - _like(node.output(places[0]), dx) if len(places) > 1 else node.x
-    return dx - _like(d_inv_std, dx) * inv_std * inv_std * inv_std * centred * share
-
-
-def _like(value: Value, other: Value) -> Value:
-    return value if value.element_type == other.element_type else value.like(other)
+    inv_std = node.output(places[-1]).like(dx)
+    centred = node.x - node.output(places[0]).like(dx) if len(places) > 1 else node.x
+    return dx - d_inv_std.like(dx) * inv_std * inv_std * inv_std * centred * share
 
 
 @gradient("SimplifiedLayerNormalization")
@@ -119,16 +116,12 @@ def mean_variance_normalization(node: Node) -> Value:
     return (node.dy - node.dy.mean(*axes) - through) / bottom
 
 
-def _normalized(x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
-    """x without its mean, divided by its deviation along axes, and 1 / deviation."""
+def _normalized(node: Node, x: Value, axes: Sequence[int]) -> tuple[Value, Callable[[Value], Value]]:
+    """n, x without its mean, divided by its deviation along axes; and its gradient, a function of that of n."""
     centred = x - x.mean(*axes)
-    inv_std = 1 / ((centred * centred).mean(*axes) + epsilon).apply("Sqrt")
-    return centred * inv_std, inv_std
-
-
-def _normalized_gradient(g: Value, n: Value, inv_std: Value, axes: Sequence[int]) -> Value:
-    """inv_std * (g - mean(g) - n * mean(g * n))."""
-    return inv_std * (g - g.mean(*axes) - n * (g * n).mean(*axes))
+    inv_std = 1 / ((centred * centred).mean(*axes) + node.get("epsilon", 1e-5)).apply("Sqrt")
+    n = centred * inv_std
+    return n, lambda g: inv_std * (g - g.mean(*axes) - n * (g * n).mean(*axes))
 
 
 @gradient("InstanceNormalization")
@@ -138,9 +131,8 @@ def instance_normalization(node: Node) -> Gradients:
     x, dy = node.x, node.dy
     axes = list(range(2, node.rank()))
     column = node.required(1).reshape([-1, *(1 for _ in axes)])
-    n, inv_std = _normalized(x, axes, node.get("epsilon", 1e-5))
-    dx = _normalized_gradient(dy * column, n, inv_std, axes)
-    return [dx, *(each.sum([0, *axes], keepdims=False) for each in (dy * n, dy))]
+    n, gradient_of = _normalized(node, x, axes)
+    return [gradient_of(dy * column), *(each.sum([0, *axes], keepdims=False) for each in (dy * n, dy))]
 
 
 @gradient("GroupNormalization")
@@ -151,18 +143,13 @@ def group_normalization(node: Node) -> Gradients:
     if groups is None:
         raise NoGradient("it has no attribute num_groups")
     scale = node.required(1)
-    n, inv_std = _normalized(x.reshape([0, groups, -1]), [2], node.get("epsilon", 1e-5))
-    # How many channels a group has.
-    channels = sizes_of(node.x)[1]
-    if not isinstance(channels, int):
-        raise NoGradient("the graph does not tell its number of channels")
-    parts = channels // groups
-    dy = node.dy.reshape([0, groups, parts, -1])
-    n4 = n.reshape([0, groups, parts, -1])
+    n, gradient_of = _normalized(node, x.reshape([0, groups, -1]), [2])
+    parts = numbers_of(x, 1)[0] // groups  # how many channels a group has
+    dy, n4 = (each.reshape([0, groups, parts, -1]) for each in (node.dy, n))
     g = (dy * scale.reshape([1, groups, -1, 1])).reshape([0, groups, -1])
-    dx = reshape_like(_normalized_gradient(g, n, inv_std, [2]), x)
     axes = [0, 3] if sizes_of(scale)[0] != groups or parts == 1 else [0, 2, 3]
-    return [dx, *(reshape_like(each.sum(axes, keepdims=False), scale) for each in (dy * n4, dy))]
+    sums = (reshape_like(each.sum(axes, keepdims=False), scale) for each in (dy * n4, dy))
+    return [reshape_like(gradient_of(g), x), *sums]
 
 
 @gradient("LRN")
@@ -216,10 +203,7 @@ def _of_given_statistics(node: Node) -> Gradients:
     x, scale, _, mean, variance = (node.required(index) for index in range(5))
     shape = [1, -1, *(1 for _ in range(node.rank() - 2))]
     axes = [axis for axis in range(node.rank()) if axis != 1]
-    dtype = x.element_type
-    mean, variance, factor = (
-        each if dtype in (None, each.element_type) else each.cast(dtype or 0) for each in (mean, variance, scale)
-    )
+    mean, variance, factor = (each.like(x) for each in (mean, variance, scale))
     inv_std = 1 / (variance + node.get("epsilon", 1e-5)).apply("Sqrt")
     n = (x - mean.reshape(shape)) * inv_std.reshape(shape)
     dscale, dbias = (each.sum(axes, keepdims=False) for each in (node.dy * n, node.dy))

@@ -7,7 +7,7 @@ each block.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from onnx import TensorProto
@@ -18,6 +18,7 @@ from opgrad.contract.quantized import quantized as sizes
 from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.graph.messages import MICROSOFT, domain_of, packed_bytes
 from opgrad.onnx.graph.nodes import attributes_of
+from opgrad.onnx.graph.sizes import known
 from opgrad.onnx.plain import quantized
 from opgrad.onnx.rules.node import (
     Gradients,
@@ -39,27 +40,18 @@ def _known(table: Mapping[str, Row]) -> dict[int, Row]:
     return {getattr(TensorProto, name): row for name, row in table.items() if hasattr(TensorProto, name)}
 
 
+WIDTHS = (2, 4, 8, 16)
 LIMITS = _known(
-    {
-        "UINT8": (0, 255),
-        "INT8": (-128, 127),
-        "UINT16": (0, 65535),
-        "INT16": (-32768, 32767),
-        "UINT4": (0, 15),
-        "INT4": (-8, 7),
-        "UINT2": (0, 3),
-        "INT2": (-2, 1),
-    }
+    {f"UINT{bits}": (0, 2**bits - 1) for bits in WIDTHS}
+    | {f"INT{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in WIDTHS}
 )
+# The bits of an integer of at most a byte and whether it has a sign, by its type.
+INTEGERS = {
+    dtype: ((high - low).bit_length(), low < 0) for dtype, (low, high) in LIMITS.items() if high - low < 1 << BYTE
+}
 # The largest numbers of the small floats, whose rounding saturates.
 LARGEST = _known(
-    {
-        "FLOAT8E4M3FN": 448,
-        "FLOAT8E4M3FNUZ": 240,
-        "FLOAT8E5M2": 57344,
-        "FLOAT8E5M2FNUZ": 57344,
-        "FLOAT4E2M1": 6,
-    }
+    {"FLOAT8E4M3FN": 448, "FLOAT8E4M3FNUZ": 240, "FLOAT8E5M2": 57344, "FLOAT8E5M2FNUZ": 57344, "FLOAT4E2M1": 6}
 )
 QUANTIZING = ("QuantizeLinear", "DynamicQuantizeLinear")
 # Operators whose results are sums of products of integers, which stand for themselves.
@@ -196,63 +188,56 @@ def fake_quant(node: Node) -> Value:
     return node.body.node("DequantizeLinear", node.body.node("QuantizeLinear", node.x, *given), *given)
 
 
-# The bits of an integer and whether it has a sign, by its type.
-INTEGERS = _known(
-    {
-        "INT8": (8, True),
-        "UINT8": (8, False),
-        "INT4": (4, True),
-        "UINT4": (4, False),
-        "INT2": (2, True),
-        "UINT2": (2, False),
-    }
-)
 COPIES = ("Identity", "Cast")
 BYTES_SUFFIX = ".bytes"
 
 
-class Stored(NamedTuple):
-    """A matrix of integers: its name, whether the product reads it transposed, scales, zero points and blocks.
-
-    block: the rows and columns that share a scale, 0 for all of them.
-    """
-
-    name: str
-    transposed: bool
-    scales: Value
-    zeros: Value | None
-    block: tuple[int, int]
-
-
-def gradient_through(node: Node, dy: Value, index: int, transposed: bool = False) -> Value | None:
-    """dy @ w.T for a product x @ w, whose w is the input at this index; None if no frozen integers are behind it.
+def gradient_through(node: Node, dy: Value, transposed: bool = False) -> Value | None:
+    """dy @ w.T for a product x @ w, whose w is the second input; None if no frozen integers are behind it.
 
     transposed: whether the product is x @ w.T.
     """
-    if index in node.needed or len(node.required(0).sizes or ()) < 2:
+    if 1 in node.needed or len(node.required(0).sizes or ()) < 2:
         return None
-    stored = _stored(node, node.names[index], transposed)
-    return None if stored is None else product(node, dy, stored)
+    maker = node.maker(node.names[1])
+    while maker is not None and maker.op_type in (*COPIES, "Transpose") and not domain_of(maker):
+        if maker.op_type == "Transpose" and attributes_of(maker).get("perm", [1, 0]) != [1, 0]:
+            return None
+        transposed ^= maker.op_type == "Transpose"
+        maker = node.maker(maker.input[0])
+    if maker is None or maker.op_type != "DequantizeLinear" or domain_of(maker) not in ("", MICROSOFT):
+        return None
+    if node.maker(maker.input[0]) is not None:
+        return None  # weights that are rounded in each step are floats that are trained
+    scales, given = node.value(maker.input[1]), attributes_of(maker)
+    zeros = node.value(maker.input[2]) if len(maker.input) > 2 and maker.input[2] else None
+    block = blocks(scales, given.get("axis", 1), given.get("block_size", 0))
+    return None if block is None else _product(node, dy, maker.input[0], transposed, scales, zeros, block)
 
 
-def product(node: Node, dy: Value, stored: Stored) -> Value | None:
-    """dy @ w.T for a matrix of integers; None if its rows are no whole bytes, or its bytes are not known."""
-    given = node.value(stored.name)
-    sizes = [size for size in given.sizes or () if isinstance(size, int)]
-    if given.element_type not in INTEGERS or len(sizes) != 2 or len(given.sizes or ()) != 2:
+def _product(
+    node: Node, dy: Value, name: str, transposed: bool, scales: Value, zeros: Value | None, block: tuple[int, int]
+) -> Value | None:
+    """dy @ w.T for a matrix of integers; None if its rows are no whole bytes, or its bytes are not known.
+
+    transposed: whether the product reads it transposed. block: the rows and columns that share a scale, 0 for all.
+    """
+    given = node.value(name)
+    sizes = known(given.sizes)
+    if given.element_type not in INTEGERS or sizes is None or len(sizes) != 2:
         return None
     bits, signed = INTEGERS[given.element_type]
-    (rows, columns), (row_block, column_block) = sizes, stored.block
+    (rows, columns), (row_block, column_block) = sizes, block
     if columns * bits % BYTE or (column_block > 1 and column_block * bits % BYTE):
         return None
-    b = given if bits == BYTE else _bytes(node, stored.name, rows * columns * bits // BYTE)
+    b = given if bits == BYTE else _bytes(node, name, rows * columns * bits // BYTE)
     if b is None:
         return None
-    n, k = (rows, columns) if stored.transposed else (columns, rows)
-    zeros = None if stored.zeros is None else stored.zeros.cast(TensorProto.FLOAT).like(dy)
+    n, k = (rows, columns) if transposed else (columns, rows)
+    zeros = None if zeros is None else zeros.cast(TensorProto.FLOAT).like(dy)
     attributes = {"N": n, "K": k, "bits": bits, "row_block": row_block, "column_block": column_block}
-    flags = {"transB": int(stored.transposed), "signed": int(signed)}
-    return node.microsoft("QuantizedMatMulGrad", dy, b, stored.scales.like(dy), zeros, **attributes, **flags)
+    flags = {"transB": int(transposed), "signed": int(signed)}
+    return node.microsoft("QuantizedMatMulGrad", dy, b, scales.like(dy), zeros, **attributes, **flags)
 
 
 def _bytes(node: Node, name: str, count: int) -> Value | None:
@@ -272,24 +257,6 @@ def _bytes(node: Node, name: str, count: int) -> Value | None:
         return Value(node.body, same.name, TensorProto.UINT8, [count])
     content = packed_bytes(tensor)
     return node.body.constant(content) if content.size == count else None
-
-
-def _stored(node: Node, name: str, transposed: bool) -> Stored | None:
-    """The integers of which a matrix is made."""
-    maker = node.maker(name)
-    while maker is not None and maker.op_type in (*COPIES, "Transpose") and not domain_of(maker):
-        if maker.op_type == "Transpose" and attributes_of(maker).get("perm", [1, 0]) != [1, 0]:
-            return None
-        transposed ^= maker.op_type == "Transpose"
-        maker = node.maker(maker.input[0])
-    if maker is None or maker.op_type != "DequantizeLinear" or domain_of(maker) not in ("", MICROSOFT):
-        return None
-    if node.maker(maker.input[0]) is not None:
-        return None  # weights that are rounded in each step are floats that are trained
-    scales, given = node.value(maker.input[1]), attributes_of(maker)
-    zeros = node.value(maker.input[2]) if len(maker.input) > 2 and maker.input[2] else None
-    block = blocks(scales, given.get("axis", 1), given.get("block_size", 0))
-    return None if block is None else Stored(maker.input[0], transposed, scales, zeros, block)
 
 
 def blocks(scales: Value, axis: int, size: int = 0) -> tuple[int, int] | None:
@@ -337,8 +304,7 @@ def _gradient_of_integers(node: Node) -> Gradients:
     if block is None or not isinstance(width, int) or node.maker(node.names[1]) is not None:
         return None
     ones = node.body.constant(np.ones(width if block[1] else 1, np.float32))
-    stored = Stored(node.names[1], False, ones, zeros, block)
-    da, scale = product(node, dy, stored), scale_of(node, 0)
+    da, scale = _product(node, dy, node.names[1], False, ones, zeros, block), scale_of(node, 0)
     return da if da is None or scale is None else da / scale
 
 
