@@ -186,11 +186,10 @@ def _channels_first(value: Value, last: int) -> Value:
 @gradient("SoftmaxCrossEntropyLoss", constant=(1, 2))
 def softmax_cross_entropy_loss(node: Node) -> Gradients:
     """dscores = weight * dy * (exp(log_prob) - onehot(label)) / sum of weights, and what log_prob's gradient gives."""
-    log_prob = node.output(1, "_log_prob")
-    given = {name: value for name, value in node.attributes.items() if name in ("reduction", "ignore_index")}
-    dx = None
+    log_prob, dx = node.output(1, "_log_prob"), None
     if node.dys[0] is not None:
-        dx = node.microsoft("SoftmaxCrossEntropyLossGrad", node.dy, log_prob, node.required(1), node.input(2), **given)
+        op, given = "SoftmaxCrossEntropyLossGrad", node.given("reduction", "ignore_index")
+        dx = node.microsoft(op, node.dy, log_prob, node.required(1), node.input(2), **given)
     return _with_log_prob(node, dx, log_prob)
 
 

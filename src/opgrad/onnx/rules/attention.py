@@ -459,17 +459,21 @@ ROTARY_ATTRIBUTES = ("interleaved", "rotary_embedding_dim", "num_heads", "layout
 PACKED = 3  # axes of x where a token's heads lie in one axis: [B, L, H * D]
 
 
-def _rotary_given(node: Node) -> dict[str, int | str]:
-    return {name: node.attributes[name] for name in ROTARY_ATTRIBUTES if node.attributes.get(name)}
+def _rotary_gradients(
+    node: Node, cos: Value, sin: Value, positions: Value | None, **more: int
+) -> tuple[Value, list[Value]]:
+    """dx, and dcos and dsin where they are asked for. more: attributes that the node lacks."""
+    attributes = {name: node.attributes[name] for name in ROTARY_ATTRIBUTES if node.attributes.get(name)} | more
+    dx = node.microsoft("RotaryEmbeddingGrad", node.dy, cos, sin, positions, **attributes)
+    return dx, _of_tables(node, cos, positions, attributes.get("num_heads", 0)) if node.needed - {0} else []
 
 
 @gradient("RotaryEmbeddingTraining", domain=MICROSOFT, constant=(3,))
 @gradient("RotaryEmbedding", constant=(3,))
 def rotary_embedding(node: Node) -> Gradients:
     """dx = dy, every pair turned back; dcos and dsin sum products of x and dy over heads and equal positions."""
-    tables = node.required(1), node.required(2), node.input(3)
-    dx = node.microsoft("RotaryEmbeddingGrad", node.dy, *tables, **_rotary_given(node))
-    return [dx, *_of_tables(node, tables[0], tables[2], node.get("num_heads", 0))] if node.needed - {0} else dx
+    dx, tables = _rotary_gradients(node, node.required(1), node.required(2), node.input(3))
+    return [dx, *tables]
 
 
 @gradient("RotaryEmbedding", domain=MICROSOFT, constant=(1,))
@@ -482,16 +486,14 @@ def rotary_embedding_of_microsoft(node: Node) -> Gradients:
         place = 1 if len(sizes_of(x)) < 4 else 2
         every = node.body.range(x.shape(place, place + 1).squeeze(0)) + positions
         positions = every.unsqueeze(0).expand(node.body.concat(x.shape(0, 1), x.shape(place, place + 1)))
-    tables, heads = (node.required(2), node.required(3), positions), dict[str, int]()
+    heads = dict[str, int]()
     if node.rank() <= PACKED and not node.get("num_heads", 0):  # heads are as wide as the tables
         width, half = sizes_of(node.x)[2], sizes_of(node.required(2))[1]
         if not isinstance(width, int) or not isinstance(half, int):
             raise NoGradient("the graph does not tell how wide its input and its tables are")
         heads["num_heads"] = width // (2 * half)
-    dx = node.microsoft("RotaryEmbeddingGrad", node.dy, *tables, **_rotary_given(node), **heads)
-    if not node.needed - {0}:
-        return dx
-    return [dx, None, *_of_tables(node, tables[0], positions, heads.get("num_heads", node.get("num_heads", 0)))]
+    dx, tables = _rotary_gradients(node, node.required(2), node.required(3), positions, **heads)
+    return [dx, None, *tables]
 
 
 def _of_tables(node: Node, cos: Value, positions: Value | None, heads: int) -> list[Value]:
