@@ -27,6 +27,7 @@ from opgrad.ops import graph_operators, loss_operators, operators
 from opgrad.ops.reference.loss_options import (
     IGNORED,
     LossOptions,
+    bent,
     check_layer,
     check_share,
     divisors,
@@ -178,7 +179,7 @@ def target_gradients(
 ) -> dict[str, Array]:
     """The gradients of class weights and probabilities, given those of the samples' losses."""
     dtype = wide(logits.dtype)
-    z = bent(logits.astype(dtype), options.softcap, options.temperature)
+    z = bent(jnp, logits.astype(dtype), options.softcap, options.temperature)
     below = jax.nn.logsumexp(z, 1, keepdims=True) - z
 
     def losses(changing: Mapping[str, Array]) -> Array:
@@ -192,13 +193,6 @@ def target_gradients(
 
 def _as_targets(grads: Mapping[str, Array]) -> Targets:
     return Targets(None, grads.get("weight"), grads.get("probabilities"))  # type: ignore[arg-type]
-
-
-def bent(logits: Array, softcap: Any, temperature: Any) -> Array:
-    """The logits with softcap and temperature applied, of which the softmax is taken."""
-    if softcap is not None and (not isinstance(softcap, float) or softcap):
-        logits = softcap * jnp.tanh(logits / softcap)
-    return logits / temperature
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
@@ -253,7 +247,7 @@ def bend_by_jax(softcap: Any, temperature: Any) -> Callable[[Array], Array] | No
     if not (is_array(softcap) or is_array(temperature)):
         return None
     bound, divisor = (each.reshape(()) if is_array(each) else each for each in (softcap, temperature))
-    return lambda logits: bent(logits.astype(wide(logits.dtype)), bound, divisor)
+    return lambda logits: bent(jnp, logits.astype(wide(logits.dtype)), bound, divisor)
 
 
 CHUNK = 32 << 20  # bytes of logits that are computed at a time

@@ -5,6 +5,7 @@ jax.grad differentiates them by the operators of their gradients, else by formul
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ from opgrad.contract.signature import plain
 from opgrad.jax.calls import alike, call
 from opgrad.ops import graph_operators, tensor_operators
 from opgrad.ops.reference import loss_options
-from opgrad.ops.reference.gradient_formulas import SHARED
+from opgrad.ops.reference.gradient_formulas import SHARED, attended
 
 Values = Mapping[str, Any]
 Attributes = tuple[tuple[str, Any], ...]
@@ -38,13 +39,21 @@ LAYERS["attention_grad"] = only(LAYERS["attention_grad"], ("dq", "dk", "dv"))
 # --- operators in JAX's own functions: gradients of gradients, and with respect to class weights and masks ------------
 
 
+XP = SimpleNamespace(
+    where=jnp.where,
+    exp=jnp.exp,
+    sigmoid=jax.nn.sigmoid,
+    silu=jax.nn.silu,
+    gelu=jax.nn.gelu,
+    amax=jnp.max,
+    tril=jnp.tril,
+    ones_like=jnp.ones_like,
+    bool=jnp.bool_,
+    repeat=jnp.repeat,
+    constant=jax.lax.stop_gradient,
+    pulled=lambda function, arrays, dy: jax.vjp(function, *arrays)[1](dy),
+)
 Formula = Callable[..., Any]
-FORMULAS: dict[str, Formula] = {name: functools.partial(results, jnp) for name, results in SHARED.items()}
-
-
-def formula(function: Formula) -> Formula:
-    FORMULAS[function.__name__] = function
-    return function
 
 
 def wide(dtype: Any) -> Any:
@@ -52,102 +61,30 @@ def wide(dtype: Any) -> Any:
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
-@formula
-def quick_gelu_grad(dy: Array, x: Array, alpha: float = 1.702) -> Array:
-    s = jax.nn.sigmoid(alpha * x)
-    return dy * s * (1 + alpha * x * (1 - s))
+def exactly(shared: Formula) -> Formula:
+    """A formula that PyTorch shares, of arrays of any dtype."""
+
+    def of_arrays(**given: Any) -> Any:
+        floats = {
+            name: each for name, each in given.items() if jnp.issubdtype(getattr(each, "dtype", bool), np.floating)
+        }
+        return shared(XP, **{**given, **{name: each.astype(wide(each.dtype)) for name, each in floats.items()}})
+
+    return of_arrays
+
+
+FORMULAS: dict[str, Formula] = {name: exactly(shared) for name, shared in SHARED.items()}
+
+
+def formula(function: Formula) -> Formula:
+    FORMULAS[function.__name__] = function
+    return function
 
 
 @formula
 def scale(x: Array, factor: Array, scale_down: bool = False) -> Array:
     number = factor.astype(x.dtype).reshape(())
     return x / number if scale_down else x * number
-
-
-@formula
-def sink_softmax_grad(dy: Array, y: Array, lse: Array, sink: Array) -> tuple[Array, Array]:
-    total = (y * dy).sum(-1, keepdims=True)
-    share = jax.lax.stop_gradient(jnp.exp(sink.astype(lse.dtype)[:, None] - lse) + y.sum(-1)) - y.sum(-1)
-    return y * (dy - total), -(share * total[..., 0]).sum((0, 2))  # the sink's share is 1 less the others
-
-
-# --- layers, and attention, of which the gradient is the formula's -------------------------------------------------
-
-
-def pulled(name: str, *arrays: str) -> Callable[[Formula], Formula]:
-    """Give the gradient of an operator, with respect to these arrays, the gradient of a formula for its result."""
-
-    def give(value: Formula) -> Formula:
-        def gradient(dy: Array, **given: Any) -> tuple[Array, ...]:
-            def of(*now: Array) -> Array:
-                found: Array = value(**{**given, **dict(zip(arrays, now, strict=True))})
-                return found
-
-            # The layer is linear in an array that the gradient does not know: any numbers will do.
-            missing = {each: given["scale"] if each == "bias" else dy for each in arrays if each not in given}
-            made, pull = jax.vjp(of, *[given[each] if each in given else missing[each] for each in arrays])
-            found: tuple[Array, ...] = pull(dy.astype(made.dtype))
-            return found
-
-        FORMULAS[f"{name}_grad"] = gradient
-        return value
-
-    return give
-
-
-@pulled("gelu", "x")
-def _gelu(x: Array) -> Array:
-    return jax.nn.gelu(x, False)
-
-
-@pulled("fast_gelu", "x")
-def _fast_gelu(x: Array) -> Array:
-    return jax.nn.gelu(x, True)
-
-
-@pulled("gated_linear_unit", "gate", "up")
-def _gated(gate: Array, up: Array, activation: str) -> Array:
-    return (jax.nn.silu(gate) if activation == "silu" else jax.nn.gelu(gate, activation == "gelu_tanh")) * up
-
-
-@pulled("dropout", "x")
-def _dropped(mask: Array, ratio: float, x: Array, **_: Any) -> Array:
-    return jnp.where(mask, x / (1 - ratio) if ratio < 1 else x * 0, 0).astype(x.dtype)
-
-
-@pulled("simplified_layer_normalization", "x", "scale")
-@pulled("layer_normalization", "x", "scale", "bias")
-def _normalized(
-    x: Array, scale: Array, inv_std: Array, axis: int, bias: Array | None = None, mean: Array | None = None
-) -> Array:
-    """Normalization with the epsilon that the statistics had."""
-    axes, number = tuple(range(axis % x.ndim, x.ndim)), wide(x.dtype)
-    centered = x.astype(number)
-    if mean is not None:
-        centered = centered - centered.mean(axes, keepdims=True)
-    square = (centered**2).mean(axes, keepdims=True)
-    epsilon = jax.lax.stop_gradient(inv_std**-2 - square)
-    y = centered * jax.lax.rsqrt(square + epsilon) * scale.astype(number)
-    return y if bias is None else y + bias.astype(number)
-
-
-@pulled("attention", "q", "k", "v")
-def attended(
-    q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float | None, causal: str, **_: Any
-) -> Array:
-    """Attention on whole matrices of scores; arrays are [B, L, H, D]."""
-    dtype, groups = wide(q.dtype), q.shape[2] // max(k.shape[2], 1)
-    k, v = (jnp.repeat(each.astype(dtype), groups, axis=2) for each in (k, v))
-    s = jnp.einsum("bihd,bjhd->bhij", q.astype(dtype), k) * (q.shape[3] ** -0.5 if scale is None else scale)
-    seen = jnp.ones(s.shape[-2:], bool)
-    seen = jnp.tril(seen) if causal else seen
-    if mask is not None:
-        s, seen = (s, seen & mask) if mask.dtype == bool else (s + mask, seen & (mask > -jnp.inf))
-    s = jnp.where(seen, s, -jnp.inf)
-    largest = jax.lax.stop_gradient(s.max(-1, keepdims=True, initial=-jnp.inf))
-    e = jnp.where(seen, jnp.exp(jnp.where(seen, s - jnp.where(largest > -jnp.inf, largest, 0), 0)), 0)
-    total = e.sum(-1, keepdims=True)
-    return jnp.einsum("bhij,bjhd->bihd", e / jnp.where(total > 0, total, 1), v)
 
 
 # --- cross-entropy --------------------------------------------------------------------------------------------------
@@ -349,7 +286,7 @@ def _attention(saved: Values, upstream: Values, attributes: dict[str, Any], want
     found = dict(_by_operator(op, backward, ATTENTION, saved, upstream, attributes, wanted))
     if "mask" in wanted:
         given = {name: saved[name] for name in ("q", "k", "v")}
-        y, pull = jax.vjp(lambda mask: attended(**given, mask=mask, **attributes), saved["mask"])
+        y, pull = jax.vjp(lambda mask: exactly(attended)(**given, mask=mask, **attributes), saved["mask"])
         (found["mask"],) = pull(upstream["y"].astype(y.dtype))
     return found
 

@@ -6,10 +6,12 @@ That of an operator whose gradient is declared, such as tanh, needs no line here
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from opgrad.call.libraries.torch_tensors import execute, is_direct, is_transformed
 from opgrad.ops.reference import loss_options
@@ -24,6 +26,22 @@ loss_grad = OPERATORS["softmax_cross_entropy_loss_grad"].call
 loss_and_grad = OPERATORS["softmax_cross_entropy_loss_and_grad"].call
 gather, gather_grad = OPERATORS["gather"].call, OPERATORS["gather_grad"].call
 scale = OPERATORS["scale"].call
+
+# What formulas that JAX shares are made of.
+XP = SimpleNamespace(
+    where=torch.where,
+    exp=torch.exp,
+    sigmoid=torch.sigmoid,
+    silu=functional.silu,
+    gelu=lambda x, by_tanh: functional.gelu(x, approximate="tanh" if by_tanh else "none"),
+    amax=torch.amax,
+    tril=torch.tril,
+    ones_like=torch.ones_like,
+    bool=torch.bool,
+    repeat=torch.repeat_interleave,
+    constant=Tensor.detach,
+    pulled=lambda function, arrays, dy: pulled_back(function, arrays, [dy]),
+)
 
 
 def gradient(name: str) -> Callable[[Gradient], Gradient]:
@@ -49,9 +67,9 @@ def formula(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return give
 
 
-def differentiate(operator: TensorOperator, results: Callable[..., Any]) -> None:
-    """Give an operator the derivatives of a formula, as `formula` does."""
-    names, count = tuple(inspect.signature(results).parameters), len(operator.op.results)
+def differentiate(operator: TensorOperator, results: Callable[..., Any], names: Sequence[str] = ()) -> None:
+    """Give an operator the derivatives of a formula, as `formula` does. names: of the formula's arguments."""
+    names, count = names or tuple(inspect.signature(results).parameters), len(operator.op.results)
     inputs = [name for name in operator.op.inputs if name != "weight"]
 
     def gradient(*values: Any) -> Gradients:
@@ -72,14 +90,8 @@ def differentiate(operator: TensorOperator, results: Callable[..., Any]) -> None
 # --- softmax, activations, accumulation -----------------------------------------------------------------------------
 
 
-for _name, _results in SHARED.items():
-    differentiate(OPERATORS[_name], functools.partial(_results, torch))
-
-
-@formula("quick_gelu_grad")
-def _quick_gelu_grad(dy: Tensor, x: Tensor, alpha: float) -> Tensor:
-    s = torch.sigmoid(alpha * x)
-    return dy * s * (1 + alpha * x * (1 - s))
+for _name in SHARED.keys() & OPERATORS.keys():
+    differentiate(OPERATORS[_name], functools.partial(SHARED[_name], XP))
 
 
 @gradient("scale")

@@ -5,9 +5,10 @@ layer's formula in PyTorch's functions; for attention, and gradients of its mask
 and while a model is exported, PyTorch's functions are called.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,12 +17,11 @@ from torch.nn import functional
 from opgrad.call.libraries.torch_calls import native
 from opgrad.contract.declaration import only
 from opgrad.ops import graph_operators
-from opgrad.torch.formulas import Gradients, Needs, differentiate
+from opgrad.ops.reference.gradient_formulas import SHARED, attended, gated
+from opgrad.torch.formulas import XP, Gradients, Needs, differentiate
 from opgrad.torch.functions import narrowed, widens_softmax, widest
 from opgrad.torch.operators import TensorOperator, describe, is_exported, pulled_back, wide, worded
 
-Values = Mapping[str, Any]  # a call's arguments and results by name
-Formula = Callable[[Values], Tensor]
 SEEDS = 2**62  # drawn by PyTorch's generator
 
 
@@ -31,110 +31,28 @@ def _registered(name: str) -> TensorOperator:
     return TensorOperator(replace(op, parameters=tuple(sorted(op.parameters, key=lambda each: each not in op.inputs))))
 
 
-def _differentiated(name: str, formula: Formula, arrays: Sequence[str]) -> TensorOperator:
-    """The operator of a layer, with all its derivatives; arrays: those that have gradients.
-
-    formula: the layer's first result, by its arguments, in PyTorch's functions.
-    """
+def _differentiated(name: str) -> TensorOperator:
+    """The operator of a layer, with all its derivatives."""
     forward, backward = _registered(name), _registered(f"{name}_grad")
-    results, given = [*forward.op.results], [*backward.op.arrays[1:], *backward.op.attributes]
+    results, arrays = [*forward.op.results], [each.removeprefix("d") for each in backward.op.results]
 
     def gradient(*values: Any) -> Gradients:
         dy, saved = values[0], values[len(results) :]
         if dy is None:
             return dict.fromkeys(arrays)
         found = backward.call(dy, *saved)
-        several = found if isinstance(found, tuple) else (found,)
-        return {each.removeprefix("d"): value for each, value in zip(backward.op.results, several, strict=True)}
+        return dict(zip(arrays, found if isinstance(found, tuple) else (found,), strict=True))
 
-    def pulled(**known: Any) -> Sequence[Tensor]:
-        names = [each for each in arrays if known.get(each, known["dy"]) is not None]
-
-        def of(*now: Tensor) -> Tensor:
-            return formula({**known, **dict(zip(names, now, strict=True))})
-
-        # The layer is linear in an array that the gradient does not know: any numbers will do.
-        missing = torch.zeros_like(known["scale" if "scale" in known else "dy"])
-        return pulled_back(of, [known.get(each, missing) for each in names], [known["dy"]])
-
-    describe(gradient, [*(f"d_{each}" for each in results), *given])
-    describe(pulled, backward.names)
+    describe(gradient, [*(f"d_{each}" for each in results), *backward.op.arrays[1:], *backward.op.attributes])
     forward.differentiate(gradient)
-    differentiate(backward, pulled)
+    differentiate(backward, partial(SHARED[backward.op.name], XP), backward.names)
     return forward
 
 
-# --- formulas ---------------------------------------------------------------------------------------------------------
-
-
-def _gated(values: Values) -> Tensor:
-    activation, gate = values["activation"], values["gate"]
-    if activation == "silu":
-        return functional.silu(gate) * values["up"]
-    return functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * values["up"]
-
-
-def _normalized(values: Values) -> Tensor:
-    """Normalization with the epsilon that the statistics had."""
-    x, axis, inv_std = values["x"], values["axis"], values["inv_std"]
-    first = (axis[0] if isinstance(axis, list | tuple) else axis) % x.dim()
-    dims, number = tuple(range(first, x.dim())), wide(x.dtype)
-    centered = x.to(number)
-    if "mean" in values:
-        centered = centered - centered.mean(dims, keepdim=True)
-    square = (centered * centered).mean(dims, keepdim=True)
-    epsilon = inv_std**-2 - square.detach()
-    y = centered * (square + epsilon).rsqrt() * values["scale"].to(number)
-    bias = values.get("bias")
-    return (y if bias is None else y + bias.to(number)).to(x.dtype)
-
-
-def _dropped(values: Values) -> Tensor:
-    kept = values["mask"] / max(1 - values["ratio"], 1e-30) if values["ratio"] < 1 else values["mask"] * 0.0
-    found: Tensor = values["x"] * kept.to(values["x"].dtype)
-    return found
-
-
-_gelu_operator = _differentiated("gelu", lambda values: functional.gelu(values["x"]), ("x",))
-_fast_gelu_operator = _differentiated(
-    "fast_gelu", lambda values: functional.gelu(values["x"], approximate="tanh"), ("x",)
-)
-_gated_operator = _differentiated("gated_linear_unit", _gated, ("gate", "up"))
-_layer_norm = _differentiated("layer_normalization", _normalized, ("x", "scale", "bias"))
-_rms_norm = _differentiated("simplified_layer_normalization", _normalized, ("x", "scale"))
-_dropout = _differentiated("dropout", _dropped, ("x",))
-
-
-# --- softmax with a sink ----------------------------------------------------------------------------------------------
-
-
-def _with_sink(x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """sink_softmax: the last of the probabilities is left away; and the logarithm of the sum of exponentials."""
-    z = x.to(wide(x.dtype))
-    z = torch.cat([z, sink.to(z.dtype).view(-1, 1, 1).expand(*z.shape[:-1], 1)], -1)
-    return z.softmax(-1)[..., :-1].to(x.dtype), z.logsumexp(-1)
-
-
-def _with_sink_back(dy: Tensor, y: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """sink_softmax_grad."""
-    total = (y * dy).sum(-1, keepdim=True)
-    rest = (sink.to(lse.dtype).unsqueeze(1) - lse).exp()
-    return y * (dy - total), -(rest * total.squeeze(-1)).sum((0, 2)).to(sink.dtype)
-
-
-_sink_softmax, _sink_softmax_grad = _registered("sink_softmax"), _registered("sink_softmax_grad")
-
-
-def _sink_gradient(dy: Tensor | None, dlse: Tensor | None, y: Tensor, lse: Tensor, sink: Tensor) -> Gradients:
-    dx, dsink = _sink_softmax_grad.call(torch.zeros_like(y) if dy is None else dy, y, lse, sink)
-    if dlse is not None:
-        dx = dx + (dlse.unsqueeze(-1) * y).to(dx.dtype)
-        dsink = dsink + (dlse * (sink.to(lse.dtype).unsqueeze(1) - lse).exp()).sum((0, 2)).to(dsink.dtype)
-    return {"x": dx, "sink": dsink}
-
-
-_sink_softmax.differentiate(_sink_gradient)
-differentiate(_sink_softmax_grad, _with_sink_back)
+_gelu_operator, _fast_gelu_operator = _differentiated("gelu"), _differentiated("fast_gelu")
+_gated_operator, _dropout = _differentiated("gated_linear_unit"), _differentiated("dropout")
+_layer_norm, _rms_norm = _differentiated("layer_normalization"), _differentiated("simplified_layer_normalization")
+_sink_softmax = _differentiated("sink_softmax")
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
@@ -195,7 +113,7 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
 
 def _gated_unit(name: str, gate: Tensor, up: Tensor, activation: str) -> Tensor:
     if is_torchs(gate):
-        return _gated({"gate": gate, "up": up, "activation": activation})
+        return cast(Tensor, gated(XP, gate, up, activation))
     found: Tensor = worded({"gated_linear_unit": name}, _gated_operator.call, *widest(gate, up), activation)
     return found
 
@@ -299,7 +217,9 @@ def sink_softmax(x: Tensor, sink: Tensor) -> Tensor:
     """
     x, sink = (each.float() if widens_softmax(each) else each for each in (x, sink))
     if is_torchs(x):
-        return _with_sink(x, sink)[0]
+        z = x.to(wide(x.dtype))
+        z = torch.cat([z, sink.to(z.dtype).view(-1, 1, 1).expand(*z.shape[:-1], 1)], -1)
+        return z.softmax(-1)[..., :-1].to(x.dtype)  # without the sink's probability
     found: Tensor = _sink_softmax.call(x, sink)[0]
     return found
 
@@ -424,20 +344,8 @@ def _attended(
             "scaled_dot_product_attention: a call with dropout is differentiable once, in reverse mode, by query, key "
             "and value: give dropout_p=0"
         )
-    groups, factor = q.shape[1] // max(k.shape[1], 1), q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (each.to(wide(each.dtype)) for each in (q, k, v))
-    if groups > 1:
-        k, v = (each.repeat_interleave(groups, 1) for each in (k, v))
-    s = q @ k.mT * factor
-    if mask is not None:
-        s = s.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else s + mask
-    if causal:
-        seen = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).tril()
-        s = s.masked_fill(~seen, float("-inf"))
-    largest = s.detach().amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(*s.shape[:-1], 1)
-    e = (s - largest.masked_fill(largest == float("-inf"), 0)).exp()
-    total = e.sum(-1, keepdim=True)
-    return e / total.masked_fill(total == 0, 1) @ v
+    return cast(Tensor, attended(XP, q, k, v, mask, scale, causal))
 
 
 def _gradient(

@@ -112,6 +112,16 @@ def _number(name: str, option: str, value: Any) -> float:
     return float(value)
 
 
+def bent(library: Any, logits: Any, softcap: Any, temperature: Any) -> Any:
+    """The logits that the softmax is taken of: bounded by softcap, None or 0 for none, and divided by temperature.
+
+    Both may be arrays of JAX with one number, which may be traced.
+    """
+    if softcap is not None and (not isinstance(softcap, int | float) or softcap):
+        logits = library.tanh(logits / softcap) * softcap
+    return logits if isinstance(temperature, float) and temperature == 1.0 else logits / temperature
+
+
 def check_share(name: str, option: str, value: Any) -> float:
     """A share, a number of Python from 0 to 1. Raises TypeError, ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -145,14 +145,6 @@ def settings(options: LossOptions) -> Settings:
 # --- in torch functions --------------------------------------------------------------------------------------------
 
 
-def bent(logits: Tensor, softcap: float, temperature: float) -> Tensor:
-    """z, in float32 or float64."""
-    x = logits.to(wide(logits.dtype))
-    if softcap:
-        x = torch.tanh(x / softcap) * softcap
-    return x if temperature == 1.0 else x / temperature
-
-
 def targets(like: Tensor, labels: Tensor, weight: Tensor | None, probabilities: Tensor | None, share: float) -> Tensor:
     """weight * q, of the shape of `like`; `share` is what labels are smoothed by."""
     q = onehot(labels, like.shape[1], like.dtype) if probabilities is None else probabilities.to(like.dtype)
@@ -167,7 +159,7 @@ def composed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The results of sample_losses; a label out of range is refused, or makes NaN, as by the operator of the loss."""
     ignore_index, smoothing, softcap, temperature = settings
-    z = bent(logits, softcap, temperature)
+    z = loss_options.bent(torch, logits.to(wide(logits.dtype)), softcap, temperature)
     nll, log_p = _loss(z, labels, None, ignore_index, "none", None, None, check)
     target, p = targets(z, labels, weight, probabilities, smoothing), log_p.exp()
     below = -torch.where((target == 0) & log_p.isinf(), 0, log_p)  # 0 * inf is NaN; finite ones are target's gradient

@@ -25,9 +25,8 @@ from torch import Tensor
 from opgrad.call.libraries.torch_tensors import execute
 from opgrad.cpu.compiler.target import host
 from opgrad.ops import graph_operators
-from opgrad.ops.reference.loss_options import LossOptions
+from opgrad.ops.reference.loss_options import LossOptions, bent
 from opgrad.torch.losses.samples import LOSSES
-from opgrad.torch.losses.samples import bent as scaled
 from opgrad.torch.operators import OPERATORS, wide
 
 _statistics_of, _gradient_of = (graph_operators()[name] for name in ("cross_entropy_shard", "cross_entropy_shard_grad"))
@@ -128,7 +127,7 @@ def composed_statistics(logits: Tensor, labels: Tensor, part: ClassPart, probabi
 
     With probabilities q: sum(weight * q * z) in place of z[label], and sum(weight * q) behind the moment.
     """
-    z, classes = scaled(logits, part.softcap, part.temperature), logits.shape[1]
+    z, classes = bent(torch, logits.to(wide(logits.dtype)), part.softcap, part.temperature), logits.shape[1]
     m = z.detach().amax(1) if classes else z.detach().new_full(z.shape[:1], -torch.inf)
     e = torch.exp(z - finite(m).unsqueeze(1))
     w = None if part.weight is None else part.weight.to(z.dtype)
