@@ -22,7 +22,7 @@ def lowered(monkeypatch):
     monkeypatch.setattr(indexing, "FEW", 0)
     monkeypatch.setattr(indexing, "CHUNK", 4)
     monkeypatch.setattr(indexing, "PARTS", 4)
-    monkeypatch.setattr(indexing, "PASSES", (indexing.SortPasses(1 << 63, 16, 4),))
+    monkeypatch.setattr(indexing, "PASSES", ((1 << 63, 16, 4),))
     forget()
     yield
     monkeypatch.undo()

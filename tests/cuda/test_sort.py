@@ -64,7 +64,7 @@ def check(indices, size):
 
 
 SHORT = {
-    "PASSES": (sorting.SortPasses(100, 8, 4), sorting.SortPasses(1 << 63, 4, 2)),
+    "PASSES": ((100, 8, 4), (1 << 63, 4, 2)),
     "OWN": 4,
     "OTHERS": 4,
     "SEARCHES": 16,

@@ -4,6 +4,7 @@ The kernels go over rows by the skeleton of opgrad.cuda.rows. A sample whose lab
 gradient of NaN; its label is never followed.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,17 @@ import triton.language as tl
 from opgrad.contract.signature import Problem, wrong_label
 from opgrad.cuda import regimes
 from opgrad.cuda.execute import Launch, Program, Scratch, Space
-from opgrad.cuda.labels import add_up, checks, is_label, read_labels, sum_blocks, sum_sums, sum_weights, weights_of
+from opgrad.cuda.labels import (
+    STATUS,
+    add_up,
+    checks,
+    is_label,
+    read_labels,
+    sum_blocks,
+    sum_sums,
+    sum_weights,
+    weights_of,
+)
 from opgrad.cuda.numbers import MINUS_INFINITY, exp, hyperbolic_tangent, narrow, only_if, scalar
 from opgrad.cuda.regimes import choose, pointwise
 from opgrad.cuda.rows import (
@@ -159,13 +170,10 @@ def reduce_losses(losses, total, loss, count, samples, REDUCTION: tl.constexpr, 
 def options(problem: Problem) -> dict[str, Any]:
     """The arguments that say which samples count, and how."""
     ignore = problem.attributes["ignore_index"]
-    return {
-        "labels": problem["labels"],
-        "weight": problem["weight"],
-        "ignore": ignore or 0,
-        "IGNORES": ignore is not None,
-        "REDUCTION": problem.attributes["reduction"],
-    }
+    given = {"labels": problem["labels"], "weight": problem["weight"], "ignore": ignore or 0}
+    given |= {"IGNORES": ignore is not None}
+    reduction = problem.attributes.get("reduction")
+    return given if reduction is None else {**given, "REDUCTION": reduction}
 
 
 def weigh(problem: Problem, given: dict[str, Any], space: Space) -> tuple[list[Launch], Scratch | None]:
@@ -200,12 +208,18 @@ def reducing(
     return [*launches, Launch(reduce_losses, (1,), arguments, WARPS)]
 
 
+def checked(problem: Problem, operator: str, launches: Sequence[Launch], space: Space, regime: str) -> Program:
+    """The program of launches, with the checks of the labels."""
+    ignore, samples = problem.attributes["ignore_index"], problem.outer * problem.inner
+    checking = checks(problem["labels"], samples, 0, problem.n, ignore)
+    return Program(launches, space.size, regime, checking, wrong_label(problem, operator))
+
+
 def with_loss(problem: Problem, operator: str, result: Any, second: str = "") -> Program:
     """The program of the operators that read logits; `second` is the result beside the loss, of elements `result`."""
     other = problem[second] if second else None
     operands = [problem["logits"]] + ([other] if other else [])
-    samples, space = problem.outer * problem.inner, Space()
-    space.take(2, "int64")  # the status of the checks
+    samples, space = problem.outer * problem.inner, Space(STATUS)
     given = options(problem)
     weighing, total = weigh(problem, given, space)
     losses = problem["loss"] if given["REDUCTION"] == "none" else space.take(samples, "float64")
@@ -221,9 +235,7 @@ def with_loss(problem: Problem, operator: str, result: Any, second: str = "") ->
         launches += row_launches(loss_rows, problem, regime, given, ("maxima", "sums"), space)
     if given["REDUCTION"] != "none":
         launches += reducing(problem, given, losses, total, space)
-    ignore = problem.attributes["ignore_index"]
-    checking = checks(problem["labels"], samples, 0, problem.n, ignore)
-    return Program(launches, space.size, name, checking, wrong_label(problem, operator))
+    return checked(problem, operator, launches, space, name)
 
 
 softmax_cross_entropy_loss = partial(
@@ -268,8 +280,7 @@ def loss_grad(
 
 def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
     operands = [operand for name in ("log_prob", "bias", "dlogits") if (operand := problem[name]) is not None]
-    samples, space = problem.outer * problem.inner, Space()
-    space.take(2, "int64")  # the status of the checks
+    samples, space = problem.outer * problem.inner, Space(STATUS)
     given = options(problem)
     launches, total = weigh(problem, given, space)
     regime = pointwise(problem, operands)
@@ -277,9 +288,7 @@ def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
         given |= frame(problem, regime, operands) | {"total": total, "dy": problem["dy"]}
         given |= strides(x=problem["log_prob"], bias=problem["bias"], dx=problem["dlogits"])
         launches.append(point_launch(loss_grad, problem, regime, given))
-    checking = checks(problem["labels"], samples, 0, problem.n, problem.attributes["ignore_index"])
-    explain = wrong_label(problem, "softmax_cross_entropy_loss_grad")
-    return Program(launches, space.size, regime.name, checking, explain)
+    return checked(problem, "softmax_cross_entropy_loss_grad", launches, space, regime.name)
 
 
 # --- all options -----------------------------------------------------------------------------------------------------
@@ -448,11 +457,7 @@ def sample_options(problem: Problem) -> dict[str, Any]:
     """The arguments that say how z and the targets are made, in the precision of the sums."""
     given = problem.attributes
     softcap, temperature, smoothing = given["softcap"], given["temperature"], given["label_smoothing"]
-    return {
-        "labels": problem["labels"],
-        "weight": problem["weight"],
-        "ignore": given["ignore_index"] or 0,
-        "IGNORES": given["ignore_index"] is not None,
+    return options(problem) | {
         "CAPPED": softcap > 0,
         "before": 1 / softcap if softcap else 1 / temperature,
         "after": softcap / temperature if softcap else 1.0,
@@ -463,8 +468,7 @@ def sample_options(problem: Problem) -> dict[str, Any]:
 
 def _program(problem: Problem, operator: str, with_gradient: bool = False) -> Program:
     gradient = problem["dlogits"] if with_gradient else None
-    q, samples, space = problem["probabilities"], problem.outer * problem.inner, Space()
-    space.take(2, "int64")  # the status of the checks
+    q, samples, space = problem["probabilities"], problem.outer * problem.inner, Space(STATUS)
     operands = [each for each in (problem["logits"], gradient, q) if each is not None]
     given, launches, name = sample_options(problem), [], ""
     if samples:
@@ -479,14 +483,15 @@ def _program(problem: Problem, operator: str, with_gradient: bool = False) -> Pr
         )
         given |= frame(problem, regime, operands) | strides(x=problem["logits"], y=gradient, q=q)
         launches.append(Launch(losses, (tiles(problem, regime),), given, regime.warps))
-    checking = checks(problem["labels"], samples, 0, problem.n, problem.attributes["ignore_index"])
-    return Program(launches, space.size, name, checking, wrong_label(problem, operator))
+    return checked(problem, operator, launches, space, name)
 
 
 sample_losses = partial(_program, operator="sample_losses")
 sample_losses_and_grad = partial(_program, operator="sample_losses_and_grad", with_gradient=True)
 
 # --- a shard of the classes: the statistics in one loop whatever the length of rows ----------------------------------
+
+FACTORS: tl.constexpr = tl.constexpr(6)  # of a row's gradient
 
 
 @triton.jit
@@ -576,12 +581,6 @@ def slope(x, other, numbers, column, inside, given):
 
 
 @triton.jit
-def factor_of(factors, place, sample, samples, exists, NUMBER: tl.constexpr):
-    """One of the rows' factors."""
-    return tl.load(factors + place * samples + sample, mask=exists, other=0.0).to(NUMBER)
-
-
-@triton.jit
 def shard_gradient(
     x, x_outer, x_n, x_inner, y, y_outer, y_n, y_inner, labels, weight, factors, samples, n, inner, parts,
     first_class, cap: tl.float64, inverse: tl.float64, factor: tl.float64,
@@ -591,15 +590,10 @@ def shard_gradient(
     factor = scalar(factor, T.number)
     rows = rows_of(samples, n, inner, x_outer, x_inner, parts, MODE, T)
     sample, exists, _, _, _ = rows
-    numbers = (
-        own_label(labels, sample, exists, first_class, n),
-        factor_of(factors, 0, sample, samples, exists, T.number),
-        factor_of(factors, 1, sample, samples, exists, T.number),
-        factor_of(factors, 2, sample, samples, exists, T.number),
-        factor_of(factors, 3, sample, samples, exists, T.number),
-        factor_of(factors, 4, sample, samples, exists, T.number),
-        factor_of(factors, 5, sample, samples, exists, T.number),
-    )
+    numbers = (own_label(labels, sample, exists, first_class, n),)
+    for i in tl.static_range(FACTORS):
+        number = tl.load(factors + i * samples + sample, mask=exists, other=0.0).to(T.number)
+        numbers = numbers + (number,)  # noqa: RUF005
     a = array_of(x, rows, inner, x_outer, x_n, x_inner)
     y_rows, given = array_of(y, rows, inner, y_outer, y_n, y_inner), (weight, softcap, inverse, factor)
     write_rows(y_rows, a, None, a, rows, n, 0, numbers, given, slope, 0.0, MODE, T)

@@ -26,8 +26,8 @@ class Scratch:
 class Space:
     """Scratch memory as it is handed out."""
 
-    def __init__(self) -> None:
-        self.size = 0
+    def __init__(self, size: int = 0) -> None:
+        self.size = size
 
     def take(self, count: int, dtype: str) -> Scratch:
         """Memory for `count` elements."""

@@ -29,7 +29,7 @@ from opgrad.contract import DTYPES
 from opgrad.contract.signature import Operand, Problem, wrong_index
 from opgrad.cuda import ALIGNMENT
 from opgrad.cuda.execute import Launch, Program, Scratch, Space, device
-from opgrad.cuda.labels import checks
+from opgrad.cuda.labels import STATUS, checks
 from opgrad.cuda.numbers import narrow, only_if, widen
 from opgrad.cuda.regimes import power_of_2
 
@@ -44,21 +44,14 @@ WARPS = 4
 SLICES_PER_WARP = 128
 
 
-@dataclass(frozen=True)
-class SliceSizes:
-    """An operator on slices: an axis of `size`, indices that name `count` slices of it."""
-
-    pre: int
-    size: int
-    count: int
-    post: int
+Sizes = tuple[int, int, int, int]  # pre, the size of the axis, how many slices indices name, post
 
 
-def sizes_of(problem: Problem, shape: tuple[int, ...]) -> SliceSizes:
+def sizes_of(problem: Problem, shape: tuple[int, ...]) -> Sizes:
     """The sizes of a problem whose axis is one of an array of this shape."""
     axis = problem.attributes["axis"].start
     pre, post = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    return SliceSizes(pre, shape[axis], math.prod(problem.specs["indices"].shape), post)
+    return pre, shape[axis], math.prod(problem.specs["indices"].shape), post
 
 
 @dataclass(frozen=True)
@@ -151,22 +144,11 @@ SEARCHES = 1024  # of a program that merges: FAN runs for each key
 ROWS = 128  # whose starts one program looks for
 
 
-@dataclass(frozen=True)
-class SortPasses:
-    """Sorts of up to `keys` keys: how long a run may get by counting, and how many are merged at a time.
-
-    Counting costs a key as many comparisons as its run is long; merging a load for each of the fan * log2(run) steps
-    of its searches.
-    """
-
-    keys: int
-    run: int
-    fan: int
-
-
-# Few keys: each launch costs more than what it does, and one pass merges 16 runs of 1,024. Many keys: a fan of 4
-# needs twice the passes of a fan of 16, but half of its steps. Counted, not measured.
-PASSES = (SortPasses(1 << 16, 1024, 16), SortPasses(1 << KEY_BITS, 256, 4))
+# For so many indices at most: how long a run may get by counting, and how many are merged at a time. Counting costs a
+# key as many comparisons as its run is long; merging a load for each of the fan * log2(run) steps of its searches. Few
+# keys: each launch costs more than what it does, and one pass merges 16 runs of 1,024. Many keys: a fan of 4 needs
+# twice the passes of a fan of 16, but half of its steps. Counted, not measured.
+PASSES = ((1 << 16, 1024, 16), (1 << KEY_BITS, 256, 4))
 
 
 @triton.jit
@@ -273,11 +255,11 @@ def sort(operator: str, indices: Any, count: int, size: int, space: Space) -> So
         )
     number = "int32" if needed <= NARROW_BITS else "int64"
     place = "int32" if count < 1 << 29 else "int64"  # 4 runs of at most that length, end to end, must fit
-    plan = next(each for each in PASSES if count <= each.keys)
+    longest_run, fan = next((run, fan) for most, run, fan in PASSES if count <= most)
     passes = 0
-    while -(-count // plan.fan**passes) > plan.run:
+    while -(-count // fan**passes) > longest_run:
         passes += 1
-    run = power_of_2(-(-count // plan.fan**passes))
+    run = power_of_2(-(-count // fan**passes))
     source, destination = space.take(count, number), space.take(count if passes else 0, number)
     given = {"indices": indices, "keys": source, "count": count, "size": size, "BITS": bits}
     own = min(OWN, run)
@@ -285,12 +267,12 @@ def sort(operator: str, indices: Any, count: int, size: int, space: Space) -> So
     arguments = given | {"LARGEST": largest, "RUN": run, "OWN": own, "OTHERS": min(OTHERS, run)}
     launches = [Launch(sort_runs, (triton.cdiv(count, own),), arguments)]
     for _ in range(passes):
-        block = min(SEARCHES // plan.fan, run)
+        block = min(SEARCHES // fan, run)
         arguments = {"source": source, "destination": destination, "count": count, "run": run}
-        constants = {"FAN": plan.fan, "BLOCK": block, "PLACE": tl.int32 if place == "int32" else tl.int64}
+        constants = {"FAN": fan, "BLOCK": block, "PLACE": tl.int32 if place == "int32" else tl.int64}
         launches.append(Launch(merge_runs, (triton.cdiv(count, block),), arguments | constants))
         source, destination = destination, source
-        run *= plan.fan
+        run *= fan
     starts = space.take(size + 1, place)
     longest = 1 << count.bit_length() - 1
     arguments = given | {"keys": source, "starts": starts, "longest": longest, "BLOCK": ROWS}
@@ -426,22 +408,23 @@ def length_of(count: int) -> int:
     return min(CHUNK, power_of_2(math.isqrt(max(count - 1, 0)) + 1))
 
 
-def chunked(arguments: Mapping[str, Any], sizes: SliceSizes, dtype: str, space: Space) -> list[Launch]:
+def chunked(arguments: Mapping[str, Any], sizes: Sizes, dtype: str, space: Space) -> list[Launch]:
     """The launches that write the slices of dx whose ranges lie in several chunks.
 
     arguments: those of the kernels that are known. There are none if there is but one chunk's worth of slices.
     """
-    length, items = arguments["CHUNK"], [sizes.count]
+    pre, _, count, post = sizes
+    length, items = arguments["CHUNK"], [count]
     while items[-1] > (CHUNK if len(items) == 1 else PARTS):
         items.append(-(-items[-1] // length))
     levels = len(items) - 1
     if not levels:
         return []
-    sums = space.take(2 * sum(items[1:]) * sizes.pre * sizes.post, "float64" if dtype == "float64" else "float32")
-    block = min(power_of_2(sizes.post), VECTORS * arguments["VECTOR"])
-    pres = min(power_of_2(sizes.pre), VECTORS * arguments["VECTOR"] // block)
+    sums = space.take(2 * sum(items[1:]) * pre * post, "float64" if dtype == "float64" else "float32")
+    block = min(power_of_2(post), VECTORS * arguments["VECTOR"])
+    pres = min(power_of_2(pre), VECTORS * arguments["VECTOR"] // block)
     step = min(length, AT_ONCE * arguments["VECTOR"] // (block * pres))
-    befores, blocks = -(-sizes.pre // pres), -(-sizes.post // block)
+    befores, blocks = -(-pre // pres), -(-post // block)
     constants = {"HALVINGS": step.bit_length() - 1, "PRES": pres, "BLOCK": block, "LEVELS": levels}
     given = {**arguments, **constants, "sums": sums, "blocks": blocks, "REPEATS": befores > 1}
     launches, source, target = [], 0, 0
@@ -463,17 +446,10 @@ FEW = 64  # most indices that every program goes through by itself
 FEW_PAIRS = 4096  # most pairs of a slice and an index in such a program: 32 for each thread
 
 
-@dataclass(frozen=True)
-class Density:
-    """How sums are made. sums: float32 ones of a program. unroll: slices of dy that are on their way at once."""
-
-    sums: int
-    unroll: int
-
-
-# Sparse, fewer slices of dy than of dx: most of dx are zeros and single slices. Registers are better spent on sums,
-# 32 for each thread, so that a multiprocessor has 64 KiB in the making. Dense: programs wait for slice after slice.
-SPARSE, DENSE = Density(4096, 1), Density(2048, 4)
+# The float32 sums of a program, and how many slices of dy are on their way at once. Sparse, fewer slices of dy than of
+# dx: most of dx are zeros and single slices. Registers are better spent on sums, 32 for each thread, so that a
+# multiprocessor has 64 KiB in the making. Dense: programs wait for slice after slice.
+SPARSE, DENSE = (4096, 1), (2048, 4)
 
 
 # --- forward -------------------------------------------------------------------------------------------------------
@@ -497,29 +473,26 @@ def copy_slices(
 
 
 def gather(problem: Problem) -> Program:
-    sizes = sizes_of(problem, problem.specs["x"].shape)
+    pre, size, count, post = sizes_of(problem, problem.specs["x"].shape)
     x, y = problem["x"], problem["y"]
-    space, launches, regime = Space(), [], ""
-    checking = _checks(problem, sizes, space)
-    if sizes.pre * sizes.count * sizes.post:
+    checking = _checks(problem, count, size)
+    space, launches, regime = Space(STATUS if checking else 0), [], ""
+    if pre * count * post:
         item = DTYPES[x.dtype].itemsize
         words = f"int{8 * item}"
-        known = vectors(sizes.post, x.dtype)
+        known = vectors(post, x.dtype)
         elements = COPIED // item if known["VECTOR"] > 1 else min(COPIED // item, SINGLES)
-        tiles = tile(sizes.pre, sizes.count, sizes.post, elements)
+        tiles = tile(pre, count, post, elements)
         arguments = {"x": Operand(x.number, words), "indices": problem["indices"], "y": Operand(y.number, words)}
-        arguments |= {"pre": sizes.pre, "size": sizes.size, "count": sizes.count, "NAN": QUIET_NAN[x.dtype]}
+        arguments |= {"pre": pre, "size": size, "count": count, "NAN": QUIET_NAN[x.dtype]}
         launches.append(tiles.launch(copy_slices, arguments | known, item))
         regime = "parts of slices" if tiles.blocks > 1 else "whole slices"
-    return Program(launches, space.size, regime, checking, wrong_index(problem, "gather", sizes.size))
+    return Program(launches, space.size, regime, checking, wrong_index(problem, "gather", size))
 
 
-def _checks(problem: Problem, sizes: SliceSizes, space: Space) -> list[Launch]:
-    """The launches that look for an index out of range, and their memory, which comes first."""
-    if not problem.attributes["check"]:
-        return []
-    space.take(2, "int64")
-    return checks(problem["indices"], sizes.count, -sizes.size, sizes.size)
+def _checks(problem: Problem, count: int, size: int) -> list[Launch]:
+    """The launches that look for an index out of range, if they are asked for."""
+    return checks(problem["indices"], count, -size, size) if problem.attributes["check"] else []
 
 
 # --- backward ------------------------------------------------------------------------------------------------------
@@ -586,18 +559,17 @@ def sum_slices(
 
 
 def gather_grad(problem: Problem) -> Program:
-    sizes = sizes_of(problem, problem.attributes["shape"])
-    pre, size, count, post = sizes.pre, sizes.size, sizes.count, sizes.post
-    dy, dx, indices, space = problem["dy"], problem["dx"], problem["indices"], Space()
-    checking, explain = _checks(problem, sizes, space), wrong_index(problem, "gather_grad", size)
+    sizes = pre, size, count, post = sizes_of(problem, problem.attributes["shape"])
+    dy, dx, indices, checking = problem["dy"], problem["dx"], problem["indices"], _checks(problem, count, size)
+    space, explain = Space(STATUS if checking else 0), wrong_index(problem, "gather_grad", size)
     if not pre * size * post:
         return Program([], space.size, "", checking, explain)
     item = DTYPES[dx.dtype].itemsize
-    density, known = DENSE if count >= size else SPARSE, vectors(post, dx.dtype)
+    (sums, unroll), known = DENSE if count >= size else SPARSE, vectors(post, dx.dtype)
     each = max(item // 4, 1) * (2 if known["VECTOR"] == 1 else 1)  # registers of a sum, with those of its address
-    tiles = tile(pre, size, post, density.sums // each)
+    tiles = tile(pre, size, post, sums // each)
     arguments: dict[str, Any] = {"dy": dy, "dx": dx, "pre": pre, "size": size, "count": count} | known
-    own = {"SUM": tl.float64 if dx.dtype == "float64" else tl.float32, "UNROLL": density.unroll}
+    own = {"SUM": tl.float64 if dx.dtype == "float64" else tl.float32, "UNROLL": unroll}
     if count <= FEW and power_of_2(count) * tiles.slices <= FEW_PAIRS:
         own |= {"indices": indices, "COUNT": power_of_2(count)}
         launch = tiles.launch(sum_named, arguments | own, item)
