@@ -49,10 +49,6 @@ class ExportGraph:
         """The shape of a value; sizes that are known at run time only are symbols, or None."""
         return tuple(x.shape)
 
-    def rank(self, x: Value) -> int:
-        """The number of dimensions of a value."""
-        return len(x.shape)
-
     def numbers(self, values: Any, dtype: torch.dtype) -> Value:
         """A constant: one number, or a list of them, some of which may be known at run time only."""
         if isinstance(values, list | tuple):
@@ -96,8 +92,8 @@ class Trace(ExportGraph):
         none.setType(torch_private.optional_type.ofTensor())
         return none
 
-    def _constant(self, value: Any, dtype: torch.dtype) -> Value:
-        return self.context.op("Constant", value_t=torch.tensor(value, dtype=dtype))
+    def numbers(self, values: Any, dtype: torch.dtype) -> Value:
+        return self.context.op("Constant", value_t=torch.tensor(values, dtype=dtype))
 
     def dtype(self, x: Value) -> torch.dtype:
         found: torch.dtype = SCALAR_TYPES.from_value(x).dtype()
@@ -106,13 +102,6 @@ class Trace(ExportGraph):
     def shape(self, x: Value) -> Shape:
         sizes: Shape = x.type().varyingSizes()
         return sizes
-
-    def rank(self, x: Value) -> int:
-        found: int = x.type().dim()
-        return found
-
-    def numbers(self, values: Any, dtype: torch.dtype) -> Value:
-        return self._constant(values, dtype)
 
     def ones(self, like: Value) -> Value:
         one = torch.ones(1, dtype=self.dtype(like))
@@ -126,15 +115,14 @@ class Trace(ExportGraph):
         return made
 
     def merged(self, x: Value, axes: Sequence[int]) -> Value:
-        sizes = self.context.op("Shape", x)
-        pieces = [self._sizes(sizes, 0, axes[0]), self._constant([-1], torch.int64)]
-        pieces.append(self._sizes(sizes, axes[-1] + 1, self.rank(x)))
-        shape = self.shape(x)
+        sizes, shape = self.context.op("Shape", x), self.shape(x)
+        pieces = [self._sizes(sizes, 0, axes[0]), self.numbers([-1], torch.int64)]
+        pieces.append(self._sizes(sizes, axes[-1] + 1, len(shape)))
         left = [*shape[: axes[0]], None, *shape[axes[-1] + 1 :]]
         return self._viewed(x, self.context.op("Concat", *pieces, axis_i=0), left)
 
     def _sizes(self, sizes: Value, start: int, stop: int) -> Value:
-        bounds = (self._constant([start], torch.int64), self._constant([stop], torch.int64))
+        bounds = (self.numbers([start], torch.int64), self.numbers([stop], torch.int64))
         return self.context.op("Slice", sizes, *bounds)
 
     def reshaped(self, x: Value, like: Value) -> Value:
@@ -221,7 +209,7 @@ def over_rows(name: str, *arrays: str) -> Form:
     def build(graph: ExportGraph, given: Given) -> Value:
         values = [given[array] for array in arrays]
         axis = given["axis"]
-        rank = graph.rank(values[0])
+        rank = len(graph.shape(values[0]))
         axes = sorted(each % rank for each in ([axis] if isinstance(axis, int) else axis))
         if len(axes) == 1:
             return node(graph, name, values, values[0], axis=axes[0])
@@ -239,8 +227,8 @@ FORMS["log_softmax_grad"] = over_rows("com.microsoft::LogSoftmaxGrad_13", "dy", 
 @form("gather")
 def _gather(graph: ExportGraph, given: Given) -> Value:
     x, indices = given["x"], given["indices"]
-    axis = given["axis"] % graph.rank(x)
     sizes = graph.shape(x)
+    axis = given["axis"] % len(sizes)
     shape = (*sizes[:axis], *graph.shape(indices), *sizes[axis + 1 :])
     return graph.nodes("Gather", [x, indices], [(graph.dtype(x), shape)], axis=axis)[0]
 
