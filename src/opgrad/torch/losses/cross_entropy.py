@@ -480,19 +480,13 @@ def vocab_parallel_cross_entropy(
         uint8. Beside a DTensor a DTensor, or a tensor of the whole's shape. Or probabilities of this process's
         classes, floating-point, of input's shape; beside a DTensor a DTensor.
     weight: shape (V,) for the whole vocabulary, on every process; a factor for the samples of each class; None: all 1.
-    ignore_index: samples with this class have loss and gradient 0 and do not count.
-    reduction: "none", "sum" or "mean", as in torch.nn.functional.cross_entropy.
-    label_smoothing: in [0, 1]; this much of each sample's probability is shared by all classes.
     group: the process group; None: the default one. Not beside a DTensor, whose mesh has it.
     vocab_range: the first class of this process and the one behind its last; in the order of the ranks the ranges are
         neighbours. None: all processes have equally many.
     dim: the axis of the classes.
     smoothing_formula: "torch", or "megatron", which takes label_smoothing * V / (V - 1) in its place.
-    lse_square_scale: the factor of the z-loss, the mean (for "sum": the sum) of lse**2, which is added.
-    softcap: bounds the logits, softcap * tanh(x / softcap); None: none. temperature: divides them then.
-    shift: sample i meets the target of place i + shift along target's last axis; the last ones do not count.
-    num_items: what "mean" divides by in place of what counts.
-    return_…: also return fields of CrossEntropyOutput. log_prob, token_accuracy: not beside probabilities.
+    ignore_index, reduction, label_smoothing, lse_square_scale, softcap, temperature, shift, num_items, return_…: as for
+        cross_entropy; log_prob and token_accuracy not beside probabilities.
 
     Returns the loss, the same bits on every process, in input's dtype, float32 for half precision under autocast; of
     target's shape for "none", else (); with more results asked for a CrossEntropyOutput. Differentiable any number of
