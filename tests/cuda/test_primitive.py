@@ -22,7 +22,7 @@ from cuda_backend import (
     WAYS,
     call_kernels,
     gradients,
-    lower_limits,
+    limits,
     names,
     program,
     some,
@@ -60,8 +60,10 @@ def kernels(monkeypatch):
 
 
 @pytest.fixture
-def lowered(monkeypatch):
-    yield from lower_limits(monkeypatch)
+def lowered():
+    """Rows of more than 128 elements are long, of fewer in gradients."""
+    with limits(row=256, tile=32, step=512):
+        yield
 
 
 # --- dtypes, attributes, layouts -------------------------------------------------------------------------------------

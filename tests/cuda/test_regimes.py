@@ -18,7 +18,7 @@ from opgrad.ops import operators
 pytest.importorskip("triton", reason="needs Triton")
 
 import triton
-from cuda_backend import FROM_PTX, ON_GPU, call, check, for_kernels, forget, has_kernel, has_own_kernels, program, some
+from cuda_backend import FROM_PTX, ON_GPU, call, check, for_kernels, has_kernel, has_own_kernels, limits, program, some
 
 from opgrad.cuda import regimes
 
@@ -65,24 +65,16 @@ CASES = [
 
 
 @pytest.fixture
-def lowered(monkeypatch):
-    """Lower the limits between regimes for a while."""
-
-    def lower(limits, clusters=False):
-        monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.RegisterLimits(), **limits))
-        monkeypatch.setattr(regimes, "clusters", lambda: clusters)
-        forget()
-
-    yield lower
-    monkeypatch.undo()
-    forget()
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.regime)
-def test_regimes(case, rng, lowered):
-    if case.clusters and not triton.knobs.runtime.interpret and not regimes.clusters():
+def case(request):
+    """A case, whose shapes reach its regime meanwhile."""
+    if request.param.clusters and not triton.knobs.runtime.interpret and not regimes.clusters():
         pytest.skip("needs a device with clusters, and Triton 3.9")
-    lowered(case.limits, case.clusters)
+    with limits(request.param.clusters, **request.param.limits):
+        yield request.param
+
+
+@pytest.mark.parametrize("case", CASES, indirect=True, ids=lambda case: case.regime)
+def test_regimes(case, rng):
     chosen = [operators()[name] for name in case.operators.split() if has_kernel(operators()[name])]
     for place, op in enumerate(chosen):
         shapes = case.shapes if has_own_kernels(op) else case.shapes[:1]
@@ -93,12 +85,9 @@ def test_regimes(case, rng, lowered):
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter
-@pytest.mark.parametrize("case", CASES[:8], ids=lambda case: case.regime)
-def test_logits_of_ignored_samples_may_be_nan(case, rng, lowered):
+@pytest.mark.parametrize("case", CASES[:8], indirect=True, ids=lambda case: case.regime)
+def test_logits_of_ignored_samples_may_be_nan(case, rng):
     """Their loss and gradient are 0, in rows of which nothing is read then, and in columns."""
-    if case.clusters and not triton.knobs.runtime.interpret and not regimes.clusters():
-        pytest.skip("needs a device with clusters, and Triton 3.9")
-    lowered(case.limits, case.clusters)
     op, shape = operators()["softmax_cross_entropy_loss_and_grad"], case.shapes[0]
     arguments = sample(op, shape, "float32", rng, reduction="none", ignore_index=2)
     arguments["labels"] = np.where(arguments["labels"] == 2, 1, arguments["labels"])
@@ -119,10 +108,16 @@ def test_what_comes_for_ignored_samples_may_be_nan(shape, rng):
     assert np.isfinite(slopes[1:]).all()
 
 
+@pytest.fixture
+def shared_rows():
+    with limits(False, **SMALL, share=32):
+        yield
+
+
 @for_kernels(lambda op: op.name in REDUCING.split() and has_own_kernels(op), ["float32", "bfloat16"])
-def test_few_odd_rows_in_place_and_apart(op, dtype, rng, lowered):
+@pytest.mark.usefixtures("shared_rows")
+def test_few_odd_rows_in_place_and_apart(op, dtype, rng):
     """Programs share rows that each begin at another distance from an aligned address: each end has one writer."""
-    lowered({**SMALL, "share": 32})
     arguments = sample(op, (5, 67), dtype, rng, reduction="none", ignore_index=2)
     assert program(op, arguments).regime == "few rows"
     expected = check(op, arguments)

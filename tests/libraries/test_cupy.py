@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from accuracy import assert_close
-from primitive_attributes import SHARED, every_attribute
+from primitive_attributes import SHARED, every_attribute, moved
 from samples import bits, call, sample
 
 import opgrad
@@ -175,17 +175,6 @@ def run(op, arguments, **more):
 # --- values and memory ----------------------------------------------------------------------------------------------
 
 
-@in_the_interpreter
-@for_kernels()
-def test_values(op, dtype, rng, cupy):
-    for shape in SHAPES:
-        if op.kind != "classes" or shape[1]:
-            arguments = sample(op, shape, dtype, rng, axis=1)
-            before = {name: value.copy() for name, value in arguments.items() if isinstance(value, np.ndarray)}
-            assert_close(op, arguments, run(op, arguments))
-            assert all(np.array_equal(arguments[name], array) for name, array in before.items())
-
-
 def turned(array):
     """The same numbers, with the axes in the other order in memory, and backwards."""
     return np.flip(np.ascontiguousarray(np.flip(array).T).T) if array.ndim else array
@@ -202,12 +191,23 @@ def spread(array):
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("arrange", [turned, spread])
+@pytest.mark.parametrize("arrange", [np.ascontiguousarray, turned, spread])
 @for_kernels()
-def test_layouts(op, dtype, arrange, rng, cupy):
-    arguments = sample(op, (5, 12), dtype, rng)
-    arranged = {n: arrange(value) if isinstance(value, np.ndarray) else value for n, value in arguments.items()}
-    assert_close(op, arguments, run(op, arranged))
+def test_results(op, dtype, arrange, rng, cupy):
+    """New ones, and those that are written to `out`; no argument is changed."""
+    for shape in SHAPES if arrange is np.ascontiguousarray else SHAPES[:1]:
+        arguments = sample(op, shape, dtype, rng, axis=1)
+        arranged = {n: arrange(value) if isinstance(value, np.ndarray) else value for n, value in arguments.items()}
+        before = {name: value.copy() for name, value in arranged.items() if isinstance(value, np.ndarray)}
+        results = run(op, arranged)
+        assert_close(op, arguments, results)
+        out = tuple(Ndarray(arrange(result.copy()) if result.ndim else result.copy()) for result in results)
+        for each in out:
+            each.host[...] = 1
+        given = call(op, on_cupy(arranged), out=out if len(out) > 1 else out[0])
+        assert all(result is each for result, each in zip(given, out, strict=True))
+        assert_close(op, arguments, tuple(each.host for each in out))
+        assert all(np.array_equal(arranged[name], array) for name, array in before.items())
 
 
 @in_the_interpreter
@@ -216,19 +216,6 @@ def test_results_lie_as_the_first_argument_does(rng, cupy):
     assert opgrad.tanh(Ndarray(x)).strides == x.strides
     assert opgrad.softmax(Ndarray(x)).strides == x.strides
     assert opgrad.tanh(Ndarray(np.ascontiguousarray(x))).strides == (72, 8)
-
-
-@in_the_interpreter
-@for_kernels()
-def test_out(op, dtype, rng, cupy):
-    arguments = sample(op, (5, 12), dtype, rng)
-    for arrange in [np.ascontiguousarray, turned, spread]:
-        out = tuple(Ndarray(arrange(result.copy()) if result.ndim else result.copy()) for result in run(op, arguments))
-        for each in out:
-            each.host[...] = 1
-        results = call(op, on_cupy(arguments), out=out if len(out) > 1 else out[0])
-        assert all(result is each for result, each in zip(results, out, strict=True))
-        assert_close(op, arguments, tuple(each.host for each in out))
 
 
 @in_the_interpreter
@@ -304,17 +291,6 @@ def on_the_host(cupy, monkeypatch):
     return front_end()
 
 
-def moved(options, device=0):
-    """Attributes with CuPy arrays for NumPy's, in post-ops too."""
-
-    def each(value):
-        if isinstance(value, list):
-            return [post_ops.PostOp(op.name, op.alpha, op.beta, tuple(map(each, op.operands))) for op in value]
-        return Ndarray(value, device) if isinstance(value, np.ndarray) else value
-
-    return {name: each(value) for name, value in options.items()}
-
-
 @in_the_interpreter
 @pytest.mark.parametrize("device", [0, 1])
 def test_attributes(device, rng, on_the_host):
@@ -323,7 +299,9 @@ def test_attributes(device, rng, on_the_host):
     for name, args, options in [("softmax", (x,), every_attribute(rng)), ("log_softmax_grad", (x, x), gradient)]:
         expected = getattr(opgrad, name)(*args, **options)
         for _ in range(2):
-            found = getattr(opgrad, name)(*(Ndarray(each, device) for each in args), **moved(options, device))
+            found = getattr(opgrad, name)(
+                *(Ndarray(each, device) for each in args), **moved(options, lambda each: Ndarray(each, device))
+            )
             assert [each.device_id for each in found] == [device] * len(expected)
             assert [(each.dtype, each.shape) for each in found] == [(each.dtype, each.shape) for each in expected]
             assert [bits(each.host) for each in found] == [bits(each) for each in expected]
@@ -334,7 +312,7 @@ def test_attributes(device, rng, on_the_host):
 def test_attributes_in_the_kernels(rng, cupy):
     x = rng.normal(size=(3, 8)).astype("float32")
     options = {"where": x > -1, "dropout": opgrad.Dropout(0.5, 3, mask=True), "post_ops": [post_ops.mul(x[:1])]}
-    y, kept = opgrad.softmax(Ndarray(x), **moved(options))
+    y, kept = opgrad.softmax(Ndarray(x), **moved(options, Ndarray))
     expected, expected_kept = opgrad.softmax(x, **options)
     np.testing.assert_allclose(y.host, expected, rtol=1e-5)
     np.testing.assert_array_equal(kept.host, expected_kept)
@@ -562,13 +540,12 @@ def test_jax_bfloat16_needs_cupy_14(cupy, carried, monkeypatch):
 def test_on_a_gpu(op, dtype, rng):
     real = pytest.importorskip("cupy")
     for shape in SHAPES:
-        if op.kind != "classes" or shape[1]:
-            arguments = sample(op, shape, dtype, rng, axis=1)
-            with real.cuda.Stream():
-                given = {n: _uploaded(real, v) if isinstance(v, np.ndarray) else v for n, v in arguments.items()}
-                results = call(op, given)
-                assert all(type(result) is real.ndarray for result in results)
-                assert_close(op, arguments, tuple(_downloaded(result) for result in results))
+        arguments = sample(op, shape, dtype, rng, axis=1)
+        with real.cuda.Stream():
+            given = {n: _uploaded(real, v) if isinstance(v, np.ndarray) else v for n, v in arguments.items()}
+            results = call(op, given)
+            assert all(type(result) is real.ndarray for result in results)
+            assert_close(op, arguments, tuple(_downloaded(result) for result in results))
 
 
 def _uploaded(real, array):

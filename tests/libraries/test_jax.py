@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from accuracy import assert_close
-from primitive_attributes import SHARED, every_attribute, typed_call
+from primitive_attributes import SHARED, every_attribute, moved, typed_call
 from samples import bits, call, cast, sample
 
 import opgrad
@@ -16,7 +16,6 @@ from opgrad import post_ops
 from opgrad.call.arrays import public_function
 from opgrad.contract import FLOATS
 from opgrad.ops.reference.primitive import TYPES
-from opgrad.post_ops import PostOp
 
 jax = pytest.importorskip("jax")
 jax.config.update("jax_num_cpu_devices", 2)
@@ -116,17 +115,6 @@ def test_other_layouts(op, dtype, rng):
 
 
 # --- calls with attributes -------------------------------------------------------------------------------------------
-
-
-def moved(options, move):
-    """Attributes with `move(array)` for NumPy arrays, those of post-ops too."""
-
-    def each(value):
-        if isinstance(value, list):
-            return [PostOp(op.name, op.alpha, op.beta, tuple(map(each, op.operands))) for op in value]
-        return move(value) if isinstance(value, np.ndarray) else value
-
-    return {name: each(value) for name, value in options.items()}
 
 
 def check_attributes(name, *args, **options):

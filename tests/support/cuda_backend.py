@@ -15,6 +15,7 @@ import json
 import math
 import os
 import zlib
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -364,12 +365,15 @@ def call_kernels(monkeypatch):
         monkeypatch.setattr(opgrad, name, functools.partial(public, name))
 
 
-def lower_limits(monkeypatch):
-    """A fixture: rows of more than 128 elements are long, of fewer in gradients."""
+@contextmanager
+def limits(clusters=None, **lowered):
+    """Meanwhile the limits between regimes are others, and devices have clusters or not."""
     from opgrad.cuda import regimes
 
-    monkeypatch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.RegisterLimits(), row=256, tile=32, step=512))
-    forget()
-    yield
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regimes, "LIMITS", dataclasses.replace(regimes.RegisterLimits(), **lowered))
+        if clusters is not None:
+            patch.setattr(regimes, "clusters", lambda: clusters)
+        forget()
+        yield
     forget()

@@ -106,3 +106,14 @@ def typed_call(number, rng):
     """x of one of the eight dtypes, and attributes with which softmax gives another one."""
     source, target = TYPES[number], TYPES[(number + 3) % len(TYPES)]
     return numbers(rng, (4, 33), source), {"out_dtype": target, "out_scale": step_of(target)}
+
+
+def moved(options, move):
+    """Attributes with `move(array)` for NumPy arrays, those of post-ops too."""
+
+    def each(value):
+        if isinstance(value, list):
+            return [post_ops.PostOp(op.name, op.alpha, op.beta, tuple(map(each, op.operands))) for op in value]
+        return move(value) if isinstance(value, np.ndarray) else value
+
+    return {name: each(value) for name, value in options.items()}

@@ -6,7 +6,7 @@ import pytest
 import opgrad
 from opgrad.call import arrays
 from opgrad.cli.examples.arguments import arguments
-from opgrad.contract import DTYPES, FLOATS
+from opgrad.contract import DTYPES, FLOATS, REDUCTIONS
 from opgrad.cpu import plans
 from opgrad.ops import operators
 from opgrad.ops.reference import primitive
@@ -16,6 +16,17 @@ def for_operators(wanted):
     """Run a test for the operators of which `wanted` holds alone."""
     chosen = [op for op in operators().values() if wanted(op)]
     return pytest.mark.parametrize("op", chosen, ids=[op.name for op in chosen])
+
+
+# Every operator, with each reduction that it has.
+with_reductions = pytest.mark.parametrize(
+    ("op", "reduction"),
+    [
+        pytest.param(op, reduction, id=f"{op.name}-{reduction}")
+        for op in operators().values()
+        for reduction in (REDUCTIONS if "reduction" in op.attributes else ("mean",))
+    ],
+)
 
 
 # The last operator of each kind, for what does not depend on formulas.

@@ -6,11 +6,9 @@ import weakref
 
 import numpy as np
 import pytest
-from samples import for_operators, sample
+from samples import for_operators, sample, with_reductions
 
 import opgrad
-from opgrad.contract import REDUCTIONS
-from opgrad.ops import operators
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -42,15 +40,8 @@ def _away_from_zero(x):
     return torch.where(x.abs() < 0.1, 0.1, x)
 
 
-CASES = [
-    pytest.param(op, reduction, id=f"{op.name}-{reduction}")
-    for op in operators().values()
-    for reduction in (REDUCTIONS if "reduction" in op.attributes else ("mean",))
-]
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # by forward_ad itself
-@pytest.mark.parametrize(("op", "reduction"), CASES)
+@with_reductions
 def test_every_operator_is_differentiable_twice(op, reduction, rng):
     """In both modes, and either after the other."""
     for shape, optional in [((3, 4), False), ((2, 3, 2), True)]:
@@ -214,6 +205,3 @@ def test_checkpoint():
 
         (dx,) = torch.autograd.grad(checkpoint(loss, x, use_reentrant=False), x)
         torch.testing.assert_close(dx, torch.autograd.grad(loss(x), x)[0])
-
-
-# --- other ways to differentiate ------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Layers on tensors: like PyTorch's functions, all their derivatives, compiled, batched, exported, refused."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 
@@ -136,19 +138,27 @@ def test_all_derivatives(layer):
     torch.autograd.gradgradcheck(function, arguments, check_fwd_over_rev=True, fast_mode=True)
 
 
+def test_compiled():
+    """All layers in one graph."""
+    arguments = [given(names) for _, _, names in LAYERS.values()]
+
+    def run(arguments):
+        return [function(*each) for (function, _, _), each in zip(LAYERS.values(), arguments, strict=True)]
+
+    found, flat = torch.compile(run, backend="aot_eager", fullgraph=True)(arguments), [*chain(*arguments)]
+    expected = [theirs(*each) for (_, theirs, _), each in zip(LAYERS.values(), arguments, strict=True)]
+    torch.testing.assert_close(found, expected)
+    slopes = (torch.autograd.grad(sum(y.sum() for y in several), flat) for several in (found, expected))
+    torch.testing.assert_close(*slopes)
+
+
 @every
-def test_compiled_and_batched(layer):
+def test_batched(layer):
     function, theirs, names = layer
-    arguments = given(names)
-    expected = theirs(*arguments)
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)(*arguments)
-    torch.testing.assert_close(compiled, expected)
-    wanted = torch.autograd.grad(expected.sum(), arguments)
-    for got, exact in zip(torch.autograd.grad(compiled.sum(), arguments), wanted, strict=True):
-        torch.testing.assert_close(got, exact)
     dims = tuple(0 if each in ("x", "up", "q", "k", "v") else None for each in names)
     if any(each is not None for each in dims) and function is not LAYERS["layer_norm over two axes"][0]:
-        torch.testing.assert_close(torch.vmap(function, dims)(*arguments), expected)
+        arguments = given(names)
+        torch.testing.assert_close(torch.vmap(function, dims)(*arguments), theirs(*arguments))
 
 
 def test_norms_compute_in_the_dtype_of_their_weight():

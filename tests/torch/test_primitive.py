@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 import pytest
-from primitive_attributes import SHARED, every_attribute, operands_of_many_kinds, typed_call
+from primitive_attributes import SHARED, every_attribute, moved, operands_of_many_kinds, typed_call
 from samples import bits, cast
 
 import opgrad
@@ -25,11 +25,7 @@ gradcheck = functools.partial(torch.autograd.gradcheck, fast_mode=True)  # along
 
 
 def tensor(value):
-    """A NumPy array as a tensor of its own, and so are the arrays in post-ops; all else as it is."""
-    if isinstance(value, list):
-        return [post_ops.PostOp(each.name, each.alpha, each.beta, tuple(map(tensor, each.operands))) for each in value]
-    if not isinstance(value, np.ndarray):
-        return value
+    """A NumPy array as a tensor of its own."""
     made = torch.empty(value.shape, dtype=tensors.TORCH_DTYPES[value.dtype])
     np.copyto(tensors.view_of(made), value)
     return made
@@ -47,8 +43,7 @@ def same(name, *args, **options):
     """Call with arrays and with tensors; the results are the same bits, shapes and dtypes."""
     expected = as_tuple(getattr(opgrad, name)(*args, **options))
     for _ in range(2):
-        given = {key: tensor(value) for key, value in options.items()}
-        found = as_tuple(getattr(opgrad, name)(*map(tensor, args), **given))
+        found = as_tuple(getattr(opgrad, name)(*map(tensor, args), **moved(options, tensor)))
         assert all(type(each) is torch.Tensor for each in found)
         assert [each.dtype for each in found] == [tensors.TORCH_DTYPES[each.dtype] for each in expected]
         assert [tuple(each.shape) for each in found] == [each.shape for each in expected]
@@ -329,7 +324,7 @@ def test_errors_are_numpys(rng):
         with pytest.raises((TypeError, ValueError)) as expected:
             opgrad.softmax(x, **options)
         with pytest.raises((TypeError, ValueError)) as found:
-            opgrad.softmax(tensor(x), **{key: tensor(value) for key, value in options.items()})
+            opgrad.softmax(tensor(x), **moved(options, tensor))
         assert (found.type, str(found.value)) == (expected.type, str(expected.value))
 
 
