@@ -84,13 +84,11 @@ def elements_are_accessed_widely(kinds):
             assert str(ALIGNMENT) in {*kernel["loads"], *kernel["stores"]}, name
 
 
-ELEMENTS_CHOICE = {
-    "op": tuple(op.name for op in operators().values() if op.kind == "elements"),
-    "regime": tuple(ELEMENTS),
-}
+ELEMENTWISE = tuple(op.name for op in operators().values() if op.kind == "elements")
 ELEMENTS_GATE = Gate(
-    factors=ELEMENTS_CHOICE
-    | {
+    factors={
+        "op": ELEMENTWISE,
+        "regime": tuple(ELEMENTS),
         **PLACES,
         "second": (OWN, "float16", "float64", "int32"),
         "alpha": tuple(ALPHAS),
@@ -98,9 +96,9 @@ ELEMENTS_GATE = Gate(
         **POINTS,
     },
     program=elements_program,
-    few={"op": ELEMENTS_CHOICE["op"]},
-    full=ELEMENTS_CHOICE | {"length": tuple(REST), "dtype": FLOATS},
-    there=({"regime": ELEMENTS}, {"dtype": FLOATS}),
+    few={"op": ELEMENTWISE},
+    full=("op", "regime", "length", "dtype"),
+    there=("regime", "dtype"),
     holds=(elements_are_accessed_widely,),
     registers=64,
 )
@@ -138,20 +136,16 @@ def steps_of_long_rows_are_on_their_way_to_shared_memory(kinds):
             assert ahead * streams * item * STEP <= loop["shared"] <= memory, name
 
 
-ROWS_CHOICE = {"op": ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad"), "regime": (*ROWS, *COLUMNS)}
+SOFTMAX = ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad")
 # log_softmax and log_softmax_grad have the longer formulas, and odd rows the code for their ends beside that for the
 # rest; with the attributes these take what is shortest.
 ROWS_FEW = {"op": ("log_softmax", "log_softmax_grad"), "regime": (*ROWS, *COLUMNS), "length": ("odd",)}
 ROWS_GATE = Gate(
-    factors=ROWS_CHOICE
-    | {
-        **PLACES,
-        **POINTS,
-    },
+    factors={"op": SOFTMAX, "regime": (*ROWS, *COLUMNS), **PLACES, **POINTS},
     program=rows_program,
     few=ROWS_FEW,
-    full=ROWS_CHOICE | {"length": tuple(REST), "dtype": FLOATS},
-    there=({"op": ROWS_CHOICE["op"]}, {"dtype": FLOATS}),
+    full=("op", "regime", "length", "dtype"),
+    there=("op", "dtype"),
     holds=(rows_are_accessed_widely, steps_of_long_rows_are_on_their_way_to_shared_memory),
 )
 
@@ -181,9 +175,9 @@ def losses_are_read_widely(kinds):
             assert each.widest("loads") >= each.vector * DTYPES[each.kind["dtype"]].itemsize, name
 
 
-LOSSES_CHOICE = {"op": (*LOSSES, LOSS_GRAD), "regime": (*ROWS, *COLUMNS, *POINTWISE)}
+LOSSES_REGIMES = (*ROWS, *COLUMNS, *POINTWISE)
 # The gradient has the longest formula, and odd rows the code for their ends beside that for the rest.
-LOSSES_FEW = {"op": (LOSSES[-1], LOSS_GRAD), "regime": LOSSES_CHOICE["regime"], "length": ("odd",)}
+LOSSES_FEW = {"op": (LOSSES[-1], LOSS_GRAD), "regime": LOSSES_REGIMES, "length": ("odd",)}
 
 
 def losses_choice(choice):
@@ -193,8 +187,9 @@ def losses_choice(choice):
 
 
 LOSSES_GATE = Gate(
-    factors=LOSSES_CHOICE
-    | {
+    factors={
+        "op": (*LOSSES, LOSS_GRAD),
+        "regime": LOSSES_REGIMES,
         **PLACES,
         "labels": ("int64", "int64", "int64", "int32"),
         "weight": ("", "", "", OWN, "float64"),
@@ -207,8 +202,8 @@ LOSSES_GATE = Gate(
     },
     program=losses_program,
     few=LOSSES_FEW,
-    full=LOSSES_CHOICE | {"length": tuple(REST), "dtype": FLOATS},
-    there=({"op": LOSSES_CHOICE["op"]}, {"dtype": FLOATS}),
+    full=("op", "regime", "length", "dtype"),
+    there=("op", "dtype"),
     holds=(losses_are_read_widely,),
     chosen=losses_choice,
 )
@@ -234,14 +229,12 @@ def slices_are_accessed_widely(kinds):
             assert min(each.widest("loads"), each.widest("stores")) >= wide, name
 
 
-SLICES_CHOICE = {
-    "op": ("gather", "gather_grad"),
-    "post": (1, 33, 256, 4096),  # elements of a slice: 33 are no whole vectors, 4096 more than a tile
-    "count": (1, 50, 1000, 20000, (1 << 29) + 5),  # few indices, a run, merged runs, places beyond 32 bits
-}
+COUNTS = (1, 50, 1000, 20000, (1 << 29) + 5)  # few indices, a run, merged runs, places beyond 32 bits
 SLICES_GATE = Gate(
-    factors=SLICES_CHOICE
-    | {
+    factors={
+        "op": ("gather", "gather_grad"),
+        "post": (1, 33, 256, 4096),  # elements of a slice: 33 are no whole vectors, 4096 more than a tile
+        "count": COUNTS,
         "pre": (1, 3, 64),
         "size": (1, 1000, 50000),
         "dtype": FLOATS,
@@ -250,9 +243,9 @@ SLICES_GATE = Gate(
         **POINTS,
     },
     program=slices_program,
-    few={"op": ("gather_grad",), "count": SLICES_CHOICE["count"]},
-    full=SLICES_CHOICE | {"pre": (1, 3, 64), "size": (1, 1000, 50000)},
-    there=({"op": SLICES_CHOICE["op"]}, {"post": SLICES_CHOICE["post"]}),
+    few={"op": ("gather_grad",), "count": COUNTS},
+    full=("op", "post", "count", "pre", "size"),
+    there=("op", "post"),
     holds=(slices_are_accessed_widely,),
 )
 
@@ -298,8 +291,8 @@ SHARDS_GATE = Gate(
     },
     program=shards_program,
     few={"op": SHARDS, "shape": ("short", "long odd")},
-    full={"op": SHARDS, "shape": tuple(SHARD_SHAPES), "dtype": FLOATS, "softcap": (0.0, 30.0)},
-    there=({"dtype": FLOATS},),
+    full=("op", "shape", "dtype", "softcap"),
+    there=("dtype",),
 )
 
 # --- softmax and its gradients with attributes ------------------------------------------------------------------------
@@ -422,10 +415,10 @@ def attributes_are_read_widely(kinds):
             assert each.widest("loads") >= min(each.vector * size, ALIGNMENT), name
 
 
-ATTRIBUTES_CHOICE = {"op": ("softmax", "log_softmax", "softmax_grad", "log_softmax_grad"), "regime": tuple(REGIMES)}
 ATTRIBUTES_GATE = Gate(
-    factors=ATTRIBUTES_CHOICE
-    | {
+    factors={
+        "op": SOFTMAX,
+        "regime": tuple(REGIMES),
         "length": tuple(REST),
         "dtype": TYPES,
         "other": (OWN, "float32", "float64", "float8_e5m2"),
@@ -443,8 +436,8 @@ ATTRIBUTES_GATE = Gate(
     },
     program=attributes_program,
     few={"op": ("log_softmax", "softmax_grad"), "regime": tuple(REGIMES)},
-    full=ATTRIBUTES_CHOICE | {"length": tuple(REST), "dtype": TYPES},
-    there=({"op": ATTRIBUTES_CHOICE["op"]}, {"dtype": TYPES}, {"chain": CHAINS}),
+    full=("op", "regime", "length", "dtype"),
+    there=("op", "dtype", "chain"),
     holds=(whatever_is_asked_for_is_one_kernel, attributes_are_read_widely),
 )
 
@@ -476,7 +469,7 @@ def kinds(name, request, tmp_path_factory):
 def test_every_kind_compiles(name, kinds):
     gate = GATES[name]
     assert errors(kinds) == {}
-    for levels in (*gate.chosen(reachable(gate.choice)), *gate.there):
+    for levels in (*gate.chosen(reachable(gate.choice)), *(gate.levels([name]) for name in gate.there)):
         assert missing(kinds, **levels) == []
 
 

@@ -38,7 +38,7 @@ def test_kinds_contain_every_level():
     pytest.importorskip("triton", reason="needs Triton")
     factors = {"a": (1, 2, 3), "b": (1, 2, 3), "c": (1, 2, 3), "d": (False, True), "arch": (80, 90)}
     choice = {"a": (1, 2), "d": (False, True)}
-    gate = Gate(factors, lambda kind: None if kind["a"] == kind["b"] else "program", choice, choice)
+    gate = Gate(factors, lambda kind: None if kind["a"] == kind["b"] else "program", choice, tuple(choice))
     kinds = [kind for kind, _ in gate.kinds().values()]
     assert len(kinds) < 20
     assert {(kind["a"], kind["d"]) for kind in kinds} >= set(itertools.product(*choice.values()))

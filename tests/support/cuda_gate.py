@@ -46,16 +46,16 @@ class Gate:
 
     factors: their levels; "arch" and "pointers", whether arrays begin at aligned addresses, are among them. program:
     that of a kind, or None if there is no such kind. few: levels that are combined in every way, so that each kernel
-    is among them; full: those for which this is done in the full gate. there: other levels that are all among the
-    kinds; chosen: which of those combined there are. holds: what else is asserted of the kinds. registers: of a thread,
-    at most.
+    is among them; full: the factors for which this is done in the full gate. there: factors of which all levels are
+    among the kinds; chosen: which of those combined there are. holds: what else is asserted of the kinds. registers:
+    of a thread, at most.
     """
 
     factors: Mapping[str, Sequence[Any]]
     program: Callable[[Kind], Any]
     few: Mapping[str, Sequence[Any]]
-    full: Mapping[str, Sequence[Any]]
-    there: Sequence[Mapping[str, Sequence[Any]]] = ()
+    full: Sequence[str]
+    there: Sequence[str] = ()
     holds: Sequence[Callable[[Any], None]] = ()
     registers: int = 128
     chosen: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = lambda choice: [choice]
@@ -63,13 +63,16 @@ class Gate:
     @property
     def choice(self) -> Mapping[str, Sequence[Any]]:
         """The levels that this run combines in every way."""
-        return self.full if FULL else self.few
+        return self.levels(self.full) if FULL else self.few
+
+    def levels(self, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+        return {name: self.factors[name] for name in names}
 
     def kinds(self) -> dict[str, tuple[Kind, Any]]:
         """Kinds with their programs, by name: all combinations of levels of the factors of each group are there."""
         groups = [self.choice]
         for names in itertools.combinations(self.factors, TOGETHER):
-            groups.append({name: self.factors[name] for name in names})
+            groups.append(self.levels(names))
         numbers, found, covered = random.Random(0), {}, set()
         for group in groups:
             for levels in itertools.product(*group.values()):
