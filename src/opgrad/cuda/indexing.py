@@ -403,11 +403,6 @@ def sum_parts(
     tl.store(dx + (p * size + v) * post + i, result, mask=only_if(exists, held))
 
 
-def length_of(count: int) -> int:
-    """The number of slices in a chunk, for a sum over `count` slices: a compromise between long chunks and many."""
-    return min(CHUNK, power_of_2(math.isqrt(max(count - 1, 0)) + 1))
-
-
 def chunked(arguments: Mapping[str, Any], sizes: Sizes, dtype: str, space: Space) -> list[Launch]:
     """The launches that write the slices of dx whose ranges lie in several chunks.
 
@@ -575,7 +570,9 @@ def gather_grad(problem: Problem) -> Program:
         launch = tiles.launch(sum_named, arguments | own, item)
         return Program([launch], space.size, "few indices", checking, explain)
     ordered = sort("gather_grad", indices, count, size, space)
-    arguments |= {"keys": ordered.keys, "starts": ordered.starts, "BITS": ordered.bits, "CHUNK": length_of(count)}
+    arguments |= {"keys": ordered.keys, "starts": ordered.starts, "BITS": ordered.bits}
+    # Slices of a chunk: a compromise between long chunks and many.
+    arguments["CHUNK"] = min(CHUNK, power_of_2(math.isqrt(max(count - 1, 0)) + 1))
     long = chunked(arguments, sizes, dx.dtype, space)
     short = tiles.launch(sum_slices, arguments | own | {"CHUNKED": bool(long)}, item)
     regime = "merged runs" if ordered.passes else "one run"

@@ -225,13 +225,6 @@ def _table() -> Any:
     return _tables[0]
 
 
-def handler_address() -> int:
-    """The address of the handler, with its table in place."""
-    with settling:
-        machine_code.give_name(TABLE, ctypes.addressof(_table()))
-        return handle.address
-
-
 T = TypeVar("T")
 _jax: Any = jax  # some of it has no types, and some is not in every release
 TARGET = "opgrad_run"
@@ -436,7 +429,9 @@ def _reason_against() -> str:
     if not hasattr(jax, "ffi"):
         return f"JAX {jax.__version__} has no jax.ffi"
     try:
-        capsule = _jax.ffi.pycapsule(ctypes.c_void_p(handler_address()))
+        with settling:
+            machine_code.give_name(TABLE, ctypes.addressof(_table()))
+            capsule = _jax.ffi.pycapsule(ctypes.c_void_p(handle.address))
         jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
         found: list[Any] = []
         trial = threading.Thread(target=lambda: found.append(_trial()))  # which traces nothing

@@ -324,7 +324,9 @@ def _layer_total(options: LossOptions) -> Any:
         return losses.sum() * by_weight + (lse * lse).sum() * by_count
 
     def forward(x: Any, layer: Any, targets: Any, by_weight: Any, by_count: Any) -> tuple[Array, Any]:
-        given = jax.tree.map(lambda each: each.value, (x, layer, targets), is_leaf=_is_primal)
+        given = jax.tree.map(
+            lambda each: each.value, (x, layer, targets), is_leaf=lambda each: hasattr(each, "perturbed")
+        )
         wanted = {"weight": ()} if targets.weight is not None and targets.weight.perturbed else {}
         x, layer, targets = given
         sums, dx = _one_pass(options, x, layer, targets, by_weight.value, by_count.value, wanted)
@@ -342,10 +344,6 @@ def _layer_total(options: LossOptions) -> Any:
 
     total.defvjp(forward, backward, symbolic_zeros=True)
     return total
-
-
-def _is_primal(value: Any) -> bool:
-    return hasattr(value, "perturbed")
 
 
 def _one_pass(

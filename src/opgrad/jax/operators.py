@@ -64,11 +64,13 @@ def wide(dtype: Any) -> Any:
 def exactly(shared: Formula) -> Formula:
     """A formula that PyTorch shares, of arrays of any dtype."""
 
-    def of_arrays(**given: Any) -> Any:
+    def of_arrays(**arguments: Any) -> Any:
         floats = {
-            name: each for name, each in given.items() if jnp.issubdtype(getattr(each, "dtype", bool), np.floating)
+            name: value.astype(wide(value.dtype))
+            for name, value in arguments.items()
+            if jnp.issubdtype(getattr(value, "dtype", bool), np.floating)
         }
-        return shared(XP, **{**given, **{name: each.astype(wide(each.dtype)) for name, each in floats.items()}})
+        return shared(XP, **{**arguments, **floats})
 
     return of_arrays
 

@@ -46,9 +46,9 @@ def attended(
 ) -> Any:  # fmt: skip
     """Attention on whole matrices of scores; 0 for a query that sees no key."""
     if layout == "BLHD":
-        q, k, v = (each.swapaxes(1, 2) for each in (q, k, v))
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     groups = q.shape[1] // max(k.shape[1], 1)
-    k, v = (xp.repeat(each, groups, 1) if groups > 1 else each for each in (k, v))
+    k, v = (xp.repeat(x, groups, 1) if groups > 1 else x for x in (k, v))
     s = q @ k.swapaxes(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if mask is not None:
         s = xp.where(mask, s, -float("inf")) if mask.dtype == xp.bool else s + mask
@@ -64,13 +64,14 @@ def attended(
 def of_layer(value: Callable[..., Any], *arrays: str) -> Callable[..., Any]:
     """The gradients of a layer with respect to these arrays, given its formula."""
 
-    def gradient(xp: Any, dy: Any, **given: Any) -> Any:
-        known = {"bias": given.get("scale"), **given}  # the layer is linear in a bias, which is not known: any will do
+    def gradient(xp: Any, dy: Any, **arguments: Any) -> Any:
+        # The layer is linear in its bias, which the gradient does not have: any numbers will do.
+        values = {"bias": arguments.get("scale"), **arguments}
 
-        def of_arrays(*now: Any) -> Any:
-            return value(xp, **{**given, **dict(zip(arrays, now, strict=True))})
+        def of_arrays(*changed: Any) -> Any:
+            return value(xp, **{**arguments, **dict(zip(arrays, changed, strict=True))})
 
-        return tuple(xp.pulled(of_arrays, [known[each] for each in arrays], dy))
+        return tuple(xp.pulled(of_arrays, [values[name] for name in arrays], dy))
 
     return gradient
 

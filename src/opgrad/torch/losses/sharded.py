@@ -90,10 +90,6 @@ def registered(
 # --- statistics of logits --------------------------------------------------------------------------------------------
 
 
-def _of_logits_fake(logits: Tensor, labels: Tensor, *part: Any) -> Tensor:
-    return logits.new_empty(ClassPart(*part[:6]).numbers, logits.shape[0], dtype=wide(logits.dtype))
-
-
 def _of_logits_grad(logits: Tensor, labels: Tensor, *others: Any) -> Tensor:
     *given, statistics, slopes = others
     part = ClassPart(*given)
@@ -112,7 +108,7 @@ def _of_logits_backward(ctx: Any, slopes: Tensor) -> tuple[Any, ...]:
 shard_statistics: Any = registered(
     f"shard_statistics(Tensor logits, {CLASSES}) -> Tensor",
     lambda logits, labels, *part: statistics_of(logits, labels, ClassPart(*part)),
-    _of_logits_fake,
+    lambda logits, _, *part: logits.new_empty(ClassPart(*part[:6]).numbers, len(logits), dtype=wide(logits.dtype)),
     _of_logits_backward,
 )
 shard_statistics_grad: Any = registered(
@@ -183,11 +179,6 @@ def _check_ranges(headers: Sequence[Sequence[int]], who: str) -> None:
         expected = last
 
 
-def _gather_fake(statistics: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    every = statistics.new_empty((others[5], *statistics.shape), dtype=torch.float64)
-    return every, statistics.new_empty((), dtype=torch.int64)
-
-
 def _gather_keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     ctx.dtype, ctx.place = inputs[0].dtype, inputs[5:8]
 
@@ -202,7 +193,10 @@ shard_gather: Any = registered(
     "shard_gather(Tensor statistics, Tensor labels, SymInt first, SymInt classes, SymInt? ignore_index, int rank, "
     "int processes, str group, str who) -> (Tensor, Tensor)",
     _gather,
-    _gather_fake,
+    lambda statistics, *others: (
+        statistics.new_empty((others[5], *statistics.shape), dtype=torch.float64),
+        statistics.new_empty((), dtype=torch.int64),
+    ),
     lambda ctx, slopes, _: (shard_part(slopes, *ctx.place).to(ctx.dtype), *(None,) * 8),
     _gather_keep,
 )
