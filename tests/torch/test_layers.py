@@ -16,7 +16,7 @@ functional = torch.nn.functional
 WIDTH = 37
 ARGUMENTS = {"x": (4, 3, WIDTH), "up": (4, 3, WIDTH), "weight": (WIDTH,), "bias": (WIDTH,)}
 ARGUMENTS |= {"q": (2, 4, 3, 4), "k": (2, 2, 3, 4), "v": (2, 2, 3, 4), "scores": (3, 3)}
-ARGUMENTS |= {"heads": (2, 3, 4, 6), "tokens": (2, 4, 3, 8), "packed": (2, 4, 12)}
+ARGUMENTS |= {"heads": (2, 3, 4, 6), "sink": (3,), "tokens": (2, 4, 3, 8), "packed": (2, 4, 12)}
 SILU = functional.silu
 
 
@@ -91,6 +91,11 @@ LAYERS = {
         lambda x: ours.rms_norm(x, (WIDTH,), eps=1e-2),
         lambda x: functional.rms_norm(x, (WIDTH,), eps=1e-2),
         ("x",),
+    ),
+    "sink_softmax": (
+        ours.sink_softmax,
+        lambda x, sink: torch.cat([x, sink.view(-1, 1, 1).expand(*x.shape[:-1], 1)], -1).softmax(-1)[..., :-1],
+        ("heads", "sink"),
     ),
     "attention": (*attention(scale=0.3), ("q", "k", "v")),
     "attention, causal": (*attention(is_causal=True), ("q", "k", "v")),
