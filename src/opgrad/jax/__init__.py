@@ -8,7 +8,7 @@ to the host and back.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from jax import Array
 from jax.numpy import asarray, finfo, inf, int32, ones, where
@@ -46,8 +46,7 @@ def softmax(x: Array, axis: int = -1) -> Array:
     x: any shape of at least one dimension; float32, float64, float16 or bfloat16. Returns y, like x. Raises TypeError,
     ValueError. Formula: y = exp(x - max(x)) / sum(exp(x - max(x))). Source: jax.nn.softmax.
     """
-    found: Array = _opgrad.softmax(asarray(x), axis)
-    return found
+    return cast(Array, _opgrad.softmax(asarray(x), axis))
 
 
 def log_softmax(x: Array, axis: int = -1) -> Array:
@@ -56,8 +55,7 @@ def log_softmax(x: Array, axis: int = -1) -> Array:
     Shapes, dtypes and what is raised are those of softmax. Formula: y = x - max(x) - log(sum(exp(x - max(x)))).
     Source: jax.nn.log_softmax.
     """
-    found: Array = _opgrad.log_softmax(asarray(x), axis)
-    return found
+    return cast(Array, _opgrad.log_softmax(asarray(x), axis))
 
 
 def embedding(indices: Array, table: Array) -> Array:
@@ -67,8 +65,7 @@ def embedding(indices: Array, table: Array) -> Array:
     Returns y of shape indices.shape + table.shape[1:]. Raises TypeError; ValueError for an index out of range, in a
     compiled function as XLA raises it. Formula: y[i] = table[indices[i]]. Source: ONNX Gather.
     """
-    found: Array = _opgrad.gather(asarray(table), asarray(indices))
-    return found
+    return cast(Array, _opgrad.gather(asarray(table), asarray(indices)))
 
 
 def dot_product_attention(

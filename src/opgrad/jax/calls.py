@@ -259,8 +259,7 @@ def _array(value: Any) -> Array:
 def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
     """The results for arrays that are spread over devices; waits for errors that XLA raises."""
     try:
-        found: tuple[Array, ...] = _jax.block_until_ready(_traced(op, values, attributes, name))
-        return found
+        return cast(tuple[Array, ...], _jax.block_until_ready(_traced(op, values, attributes, name)))
     except (RuntimeError, ValueError) as error:
         said = str(error).removeprefix("INVALID_ARGUMENT: ")
         raise (ValueError(said.splitlines()[0]) if said != str(error) else error) from None
@@ -372,8 +371,7 @@ def _placed(result: Array, like: Array) -> Array:
     sharding = jax_private.explicit_sharding(like)
     if sharding is None or result.shape != like.shape:
         return result
-    found: Array = _jax.sharding.reshard(result, sharding)
-    return found
+    return cast(Array, _jax.sharding.reshard(result, sharding))
 
 
 # --- through Python ---------------------------------------------------------------------------------------------------

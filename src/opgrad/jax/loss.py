@@ -12,7 +12,7 @@ and for divergences, the backward pass computes the chunk's logits again.
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -540,8 +540,7 @@ def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float,
     def of_chunk(student: Dense, teacher: Dense, x: Array, y: Array) -> Array:
         pairs = ((x, student), (y, teacher))
         logits, others = (logits_of(rows, each.weight.astype(dtype), each.bias) for rows, each in pairs)
-        divergence: Array = of(logits, others)
-        return divergence
+        return cast(Array, of(logits, others))
 
     def body(carry: Any, part: Any) -> tuple[Any, Array]:
         return carry, of_chunk(*layers, *part)

@@ -6,7 +6,7 @@ jax.grad differentiates them by the operators of their gradients, else by formul
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -95,8 +95,7 @@ def scale(x: Array, factor: Array, scale_down: bool = False) -> Array:
 def sample_weights(labels: Array, weight: Array | None, ignore_index: int | None, dtype: Any) -> Array:
     """The weight of each sample's class, 0 for ignored samples and for wrong labels."""
     weight = None if weight is None else weight.astype(dtype)
-    found: Array = loss_options.sample_weights(jnp, labels, weight, ignore_index, dtype)
-    return found
+    return cast(Array, loss_options.sample_weights(jnp, labels, weight, ignore_index, dtype))
 
 
 def picked(values: Array, labels: Array) -> Array:
@@ -193,8 +192,7 @@ def differentiable(
 ) -> tuple[Array, ...]:
     """The results of an operator, in order; the arrays are given by name. who: the function that has called a layer."""
     settled = tuple(sorted(attributes.items()))
-    found: tuple[Array, ...] = _function(op, tuple(given), settled, who)(*alike(list(given.values())))
-    return found
+    return cast(tuple[Array, ...], _function(op, tuple(given), settled, who)(*alike(list(given.values()))))
 
 
 @functools.lru_cache(1024)

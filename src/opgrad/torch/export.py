@@ -7,7 +7,7 @@ of this module.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.onnx
@@ -42,8 +42,7 @@ class ExportGraph:
 
     def dtype(self, x: Value) -> torch.dtype:
         """The dtype of a value."""
-        found: torch.dtype = x.dtype
-        return found
+        return cast(torch.dtype, x.dtype)
 
     def shape(self, x: Value) -> Shape:
         """The shape of a value; sizes that are known at run time only are symbols, or None."""
@@ -96,12 +95,10 @@ class Trace(ExportGraph):
         return self.context.op("Constant", value_t=torch.tensor(values, dtype=dtype))
 
     def dtype(self, x: Value) -> torch.dtype:
-        found: torch.dtype = SCALAR_TYPES.from_value(x).dtype()
-        return found
+        return cast(torch.dtype, SCALAR_TYPES.from_value(x).dtype())
 
     def shape(self, x: Value) -> Shape:
-        sizes: Shape = x.type().varyingSizes()
-        return sizes
+        return cast(Shape, x.type().varyingSizes())
 
     def ones(self, like: Value) -> Value:
         one = torch.ones(1, dtype=self.dtype(like))
@@ -371,8 +368,7 @@ def _symbolic(operator: Registered) -> Callable[..., Any]:
     names = ["context", *operator.names]
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     symbolic.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # by which arguments are read
-    parsed: Callable[..., Any] = EXPORTER.symbolic_helper.parse_args(*kinds)(symbolic)
-    return parsed
+    return cast(Callable[..., Any], EXPORTER.symbolic_helper.parse_args(*kinds)(symbolic))
 
 
 def _read(name: str, value: Any) -> Any:
