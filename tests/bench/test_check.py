@@ -133,7 +133,7 @@ def test_a_wrong_kernel_on_a_device_is_found(monkeypatch):
 @pytest.mark.usefixtures("cuda")
 @each_kind
 def test_operators_pass_on_a_device(op):
-    assert check.check_operator(op, "bfloat16", "cuda")["problem"] == ""
+    assert check.check_operator(op, "float32", "cuda")["problem"] == ""
 
 
 @pytest.mark.usefixtures("one_operator")

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import report
+from bench_cells import TINY
 from bench_command import run_bench
 from host_clock import HostClock
 from samples import each_kind
@@ -35,12 +36,6 @@ from bench.cuda import LENGTHS, SMALL, Cuda, TensorCase, workloads  # noqa: E402
 from opgrad.call.libraries.torch_tensors import download, upload  # noqa: E402
 
 H200, SMALL_CARD = 150_109_880_320, 16 << 30  # bytes of memory
-TINY = {
-    "elements": (Workload((37,)),),
-    "rows": (Workload((5, 30)), Workload((3, 6, 2, 2), {"axis": 1})),
-    "classes": (Workload((20, 10)), Workload((2, 5, 3, 4))),
-    "slices": (Workload((20, 8), indices=50), Workload((20, 8), indices=50, equal=True)),
-}
 DEVICE = {"name": "A device", "multiprocessors": 2, "memory": 1 << 30, "l2": 1 << 20, "driver": "1.2", "cuda": "13.0"}
 TOLERANCE = 8  # ulp
 SIMILAR = {"quick_gelu", "quick_gelu_grad"}  # of which torch has the case alpha = 1
