@@ -26,6 +26,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         os.environ["OPGRAD_CACHE_DIR"] = _cache.name
     else:
         os.environ["OPGRAD_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "kernels")
+# Tests compile in their own processes: another one takes two seconds to start, and ends when it has waited for a while.
+os.environ.setdefault("OPGRAD_COMPILERS", "0")
 
 
 def cuda_devices():
