@@ -65,6 +65,7 @@ def test_sgd_against_float64():
     np.testing.assert_allclose(parameters, expected, rtol=1e-6)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 4097, 400_003])
 @pytest.mark.parametrize("rule", [AdamWRule(), SGDRule(), AdamWRule(max_norm=0.01), SGDRule(max_norm=0.01)])
 def test_every_element_is_updated_once(rule, size):
@@ -72,15 +73,10 @@ def test_every_element_is_updated_once(rule, size):
     random = np.random.default_rng(size)
     values, gradient = random.uniform(0.5, 1.5, size + 2).astype(np.float32), random.normal(size=size + 2)
     results = []
-    for threads in (1, 2):
-        before = opgrad.get_num_threads()
-        opgrad.set_num_threads(threads)
-        try:
-            memory, gradients = values.copy(), gradient.astype(np.float32)
-            optimizer = started(rule, memory[1:-1], gradients[1:-1], 0.125)
-            optimizer.step()
-        finally:
-            opgrad.set_num_threads(before)
+    for count in (1, 2):
+        opgrad.set_num_threads(count)
+        memory, gradients = values.copy(), gradient.astype(np.float32)
+        started(rule, memory[1:-1], gradients[1:-1], 0.125).step()
         results.append((memory, gradients))
     np.testing.assert_array_equal(results[0][0], results[1][0])
     np.testing.assert_array_equal(results[0][1], results[1][1])
