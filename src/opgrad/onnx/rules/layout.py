@@ -44,16 +44,13 @@ def concat(node: Node) -> Gradients:
     if count == 1:
         return [node.dy]
     parts = [node.required(index) for index in range(count)]
+    lengths = node.body.concat(*(part.shape(axis, None if axis == -1 else axis + 1) for part in parts))
+    if node.opset >= SPLIT_SIZES_ARE_INPUT:
+        return node.body.nodes_of("Split", count, node.dy, lengths, axis=axis)
     numbers = known([None if part.sizes is None else part.sizes[axis] for part in parts])
-    if numbers is not None and node.opset < SPLIT_SIZES_ARE_INPUT:
-        return node.body.nodes_of("Split", count, node.dy, axis=axis, split=numbers)
     if numbers is not None:
-        lengths = node.body.ints(numbers)
-    else:
-        lengths = node.body.concat(*(part.shape(axis, None if axis == -1 else axis + 1) for part in parts))
-    if node.opset < SPLIT_SIZES_ARE_INPUT:
-        return node.results("SplitTraining", count, node.dy, lengths, axis=axis)
-    return node.body.nodes_of("Split", count, node.dy, lengths, axis=axis)
+        return node.body.nodes_of("Split", count, node.dy, axis=axis, split=numbers)
+    return node.results("SplitTraining", count, node.dy, lengths, axis=axis)
 
 
 @gradient("Split", constant=(1,), integers=True)

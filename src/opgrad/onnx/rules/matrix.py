@@ -59,9 +59,6 @@ def _gemm(a: Value, b: Value, *c: Value, **attributes: float) -> Value:
 
 def _rows(value: Value, matrix: Value, axis: int) -> Value:
     """A value of any rank as one matrix, whose rows are as long as an axis of another."""
-    size = sizes_of(matrix)[axis]
-    if isinstance(size, int):
-        return value.reshape([-1, size])
     return value.reshape(value.body.concat(value.body.ints([-1]), matrix.shape(axis, axis + 1)))
 
 
