@@ -52,9 +52,7 @@ def attention(node: Node) -> Gradients:
     if node.get("do_rotary", 0) or node.get("past_present_share_buffer", 0):
         raise NoGradient("it is rotary, or shares a buffer with the past")
     weights, bias = node.required(1), node.input(2)
-    width = sizes_of(weights)[1]
-    if not isinstance(width, int):
-        raise NoGradient("the graph does not tell the size of its weights")
+    (width,) = numbers_of(weights, 1)
     packed = node.body.node("MatMul", node.x, weights)
     packed = packed if bias is None else packed + bias
     ends = np.cumsum([0, *(node.get("qkv_hidden_sizes") or [width // 3] * 3)]).tolist()
@@ -97,9 +95,7 @@ def _split_heads(node: Node, value: Value) -> Value:
 
 def _biases(node: Node, bias: Value) -> list[Value]:
     """The parts of the bias for query, key and value, each [heads, 1, H]."""
-    whole, width = sizes_of(bias)[0], sizes_of(node.x)[-1]
-    if not isinstance(whole, int):
-        raise NoGradient("the graph does not tell the size of its bias")
+    (whole,), width = numbers_of(bias, 0), sizes_of(node.x)[-1]
     own = width if node.rank() < SEVERAL and isinstance(width, int) else whole // 3
     ends = [0, own, 2 * own, whole]
     return [bias.slice(*part).reshape([node.get("num_heads"), 1, -1]) for part in pairwise(ends)]
@@ -488,9 +484,7 @@ def rotary_embedding_of_microsoft(node: Node) -> Gradients:
         positions = every.unsqueeze(0).expand(node.body.concat(x.shape(0, 1), x.shape(place, place + 1)))
     heads = dict[str, int]()
     if node.rank() <= PACKED and not node.get("num_heads", 0):  # heads are as wide as the tables
-        width, half = sizes_of(node.x)[2], sizes_of(node.required(2))[1]
-        if not isinstance(width, int) or not isinstance(half, int):
-            raise NoGradient("the graph does not tell how wide its input and its tables are")
+        (width,), (half,) = numbers_of(node.x, 2), numbers_of(node.required(2), 1)
         heads["num_heads"] = width // (2 * half)
     dx, tables = _rotary_gradients(node, node.required(2), node.required(3), positions, **heads)
     return [dx, None, *tables]

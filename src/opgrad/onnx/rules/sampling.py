@@ -50,9 +50,7 @@ def grid_sample(node: Node) -> Value:
 @gradient("AffineGrid", constant=(1,))
 def affine_grid(node: Node) -> Value:
     """dtheta = dy.T @ g for its square part, g the grid of the identity; the sum of dy for its last column."""
-    body, dy, axes = node.body, widened(node.dy), sizes_of(node.x)[1]
-    if not isinstance(axes, int):
-        raise NoGradient("the graph does not tell how many rows its theta has")
+    body, dy, (axes,) = node.body, widened(node.dy), numbers_of(node.x, 1)
     dtype = dy.element_type or TensorProto.FLOAT
     identity = body.constant(np.eye(axes, axes + 1, dtype=helper.tensor_dtype_to_np_dtype(dtype))[None])
     grid = node.same(identity, body.concat(body.ints([1]), node.required(1).slice(1, axes + 2)))
