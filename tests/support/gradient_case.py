@@ -70,7 +70,13 @@ def floats(*values):
 CASES = []
 
 
-def add(op, opsets, *arrays, form="", wanted=(0,), outputs=1, domain="", **attributes):
-    """A case for each of the opsets."""
+def add(op, opsets, *arrays, form="", wanted=None, outputs=1, domain="", **attributes):
+    """A case for each of the opsets; by default all floats are differentiated, but for those of float32, as scales."""
+    floats = tuple(place for place, array in enumerate(arrays) if array is not None and array.dtype == np.float64)
     for opset in [opsets] if isinstance(opsets, int) else opsets:
-        CASES.append(Case(op, opset, arrays, attributes, wanted, outputs, domain, form))
+        CASES.append(Case(op, opset, arrays, attributes, wanted or floats, outputs, domain, form))
+
+
+def contrib(op, *arrays, **given):
+    """A case of an operator of com.microsoft."""
+    add(op, 17, *arrays, domain=MICROSOFT, **given)
