@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from command import cli
 from typer.testing import CliRunner
 
 import opgrad
@@ -19,17 +20,9 @@ from opgrad.cli.app import app, operator_rows
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(*words):
-    """Exit status and everything printed."""
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
-
-
 def test_train_writes_model_picture_and_metrics(tmp_path):
     folder = tmp_path / "out [of two]"
-    status, text = run("train", EXAMPLES / "digits", "--epochs", "2", "--output", folder)
+    status, text = cli("train", EXAMPLES / "digits", "--epochs", "2", "--output", folder)
     assert status == 0, text
     assert "out [of two]" in text
     assert re.search(r"test accuracy +\d\d\.\d\d%", text)
@@ -57,19 +50,8 @@ def test_train_takes_settings_and_data_from_the_command_line(tmp_path):
     for path in (EXAMPLES / "digits").iterdir():
         if path.name != "recipe.toml":
             (tmp_path / "set" / path.name).write_bytes(path.read_bytes())
-    options = (
-        "--data",
-        tmp_path / "own.npz",
-        "--epochs",
-        "3",
-        "--lr",
-        "0.01",
-        "--batch-size",
-        "7",
-        "--seed",
-        "5",
-    )
-    status, text = run("train", tmp_path / "set", *options, "--output", tmp_path / "out")
+    options = ("--data", tmp_path / "own.npz", "--epochs", 3, "--lr", 0.01, "--batch-size", 7, "--seed", 5)
+    status, text = cli("train", tmp_path / "set", *options, "--output", tmp_path / "out")
     assert status == 0, text
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert (metrics["train_rows"], metrics["test_rows"]) == (40, 10)
@@ -90,15 +72,15 @@ def test_train_takes_settings_and_data_from_the_command_line(tmp_path):
     ],
 )
 def test_wrong_usage_exits_with_2(words):
-    assert run(*words)[0] == 2
+    assert cli(*words)[0] == 2
 
 
 def test_what_fails_is_told_in_one_line(tmp_path):
-    status, text = run("train", tmp_path)
+    status, text = cli("train", tmp_path)
     assert (status, text.count("\n")) == (1, 1)
     assert text.startswith("opgrad: ArtifactSet: ")
     np.save(tmp_path / "data.npy", np.zeros((3, 12)))
-    status, text = run("train", EXAMPLES / "digits", "--data", tmp_path / "data.npy", "--output", tmp_path / "out")
+    status, text = cli("train", EXAMPLES / "digits", "--data", tmp_path / "data.npy", "--output", tmp_path / "out")
     assert (status, text.count("\n")) == (1, 1)
     assert "pixels has shape (3, 11), expected (batch, 64)" in text
     assert not (tmp_path / "out").exists()
@@ -125,7 +107,7 @@ def test_the_extra_named_is_one_with_the_library(tmp_path, missing, words, messa
 
 
 def test_ops_prints_every_operator():
-    status, text = run("ops")
+    status, text = cli("ops")
     assert status == 0
     for name, *_ in operator_rows():
         assert name in text
@@ -133,21 +115,21 @@ def test_ops_prints_every_operator():
 
 
 def test_help_explains_every_command():
-    status, text = run("--help")
+    status, text = cli("--help")
     assert status == 0
     for command in app.registered_commands:
         assert command.callback is not None
         if command.hidden:
             continue
         name = command.name or command.callback.__name__
-        assert run(name, "--help")[0] == 0
+        assert cli(name, "--help")[0] == 0
         assert name in text
 
 
 def test_version_and_completion(monkeypatch):
-    assert run("--version") == (0, f"opgrad {opgrad.__version__}\n")
+    assert cli("--version") == (0, f"opgrad {opgrad.__version__}\n")
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # or typer takes make's, sh
-    status, script = run("--show-completion", "bash")
+    status, script = cli("--show-completion", "bash")
     assert (status, "_OPGRAD_COMPLETE=complete_bash" in script) == (0, True)
     environment = {**os.environ, "_OPGRAD_COMPLETE": "complete_bash", "COMP_WORDS": "opgrad tra", "COMP_CWORD": "1"}
     done = subprocess.run(
@@ -172,23 +154,23 @@ def test_what_makes_an_artifact_set_is_said(tmp_path, words, monkeypatch):
     cases[model.parent] = f"{model.parent} has no {missing}; of a model {maker}'{model.parent}'` makes these files"
     if words[0] == "train":  # takes a model, and a folder with one
         no_data = f"train: no data for {model}, expected --data or a dataset named in recipe.toml beside it"
-        assert run("train", model.parent) == (1, f"opgrad: {no_data}\n")
+        assert cli("train", model.parent) == (1, f"opgrad: {no_data}\n")
         cases = {}
     for given, message in cases.items():
-        assert run(words[0], given, *words[1:]) == (1, f"opgrad: ArtifactSet: {message}\n")
+        assert cli(words[0], given, *words[1:]) == (1, f"opgrad: ArtifactSet: {message}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["my models"]
 
 
 def test_folders_of_what_is_written_are_made(tmp_path):
     digits = EXAMPLES / "digits"
-    assert run("step", digits, "-o", tmp_path / "new" / "folder" / "x.onnx")[0] == 0
+    assert cli("step", digits, "-o", tmp_path / "new" / "folder" / "x.onnx")[0] == 0
     assert (tmp_path / "new" / "folder" / "x.json").is_file()
-    assert run("lower", digits / "training_model.onnx", "-o", tmp_path / "low" / "x.onnx")[0] == 0
+    assert cli("lower", digits / "training_model.onnx", "-o", tmp_path / "low" / "x.onnx")[0] == 0
     assert (tmp_path / "low" / "x.onnx").is_file()
     words = "--epochs", 1, "--output", tmp_path / "run", "--export", tmp_path / "export" / "deep" / "x.onnx"
-    assert run("train", digits, *map(str, words))[0] == 0
+    assert cli("train", digits, *map(str, words))[0] == 0
     assert (tmp_path / "export" / "deep" / "x.onnx").is_file()
-    assert run("step", digits, "-o", tmp_path / "none" / "x.onnx", "--momentum", "0.5")[0] == 1
+    assert cli("step", digits, "-o", tmp_path / "none" / "x.onnx", "--momentum", "0.5")[0] == 1
     assert not (tmp_path / "none").exists()
 
 
@@ -213,10 +195,10 @@ def test_settings_are_rounded_and_have_the_names_of_options(tmp_path):
         (("step", digits, "-o", tmp_path / "x.onnx"), "adamw: "),
         (("inspect", digits), "AdamWOptimizer: "),
     ):
-        text = run(*words)[1]
+        text = cli(*words)[1]
         assert [each for each in (name, *settings) if each not in text] == []
         assert "alpha" not in text
-    written = run("step", digits, "-o", tmp_path / "x.onnx", "--clip-norm", "0.5")[1]
+    written = cli("step", digits, "-o", tmp_path / "x.onnx", "--clip-norm", "0.5")[1]
     assert "clip-norm 0.5" in written
     assert "None" not in written
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from artifact_sets import EXAMPLES
-from typer.testing import CliRunner
+from command import cli
 
 import opgrad
-from opgrad.cli.app import app
 from opgrad.training.run.recipe import Recipe
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "training.md"
@@ -35,8 +34,8 @@ def test_every_example_runs(folder):
         for line in text.splitlines() if not kind else []:
             program, *words = shlex.split(line)
             if program == "opgrad" and "my_model" not in words:
-                result = CliRunner().invoke(app, words)
-                assert result.exit_code == 0, (line, result.output)
+                status, text = cli(*words)
+                assert status == 0, (line, text)
                 commands += 1
     assert commands >= 10
     assert (folder / "runs" / "first" / "best.checkpoint").is_file()

@@ -7,9 +7,8 @@ import numpy as np
 import onnx
 import pytest
 from artifact_sets import EXAMPLES
-from typer.testing import CliRunner
+from command import cli
 
-from opgrad.cli.app import app
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.files.dataset import load_named
 from opgrad.training.run.recipe import Recipe
@@ -31,8 +30,8 @@ def test_an_exported_model_learns(name, tmp_path, monkeypatch):
     command = [word for option, value in made.items() if value for word in (option, value)]
     with monkeypatch.context() as without_torch:
         without_torch.setitem(sys.modules, "torch", None)  # so that to import it fails
-        result = CliRunner().invoke(app, ["artifacts", str(model), *command, "-o", str(tmp_path)])
-    assert result.exit_code == 0, result.output
+        status, text = cli("artifacts", model, *command, "-o", tmp_path)
+    assert status == 0, text
     artifacts, recipe = ArtifactSet.load(tmp_path), Recipe.load(EXAMPLES / name)
     data = load_named("digits", artifacts.inputs, recipe.divide).take(np.arange(400))
     trainer = Trainer(artifacts, recipe.learning_rate)

@@ -5,12 +5,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command import cli
 from halved_models import KINDS, halved
 from onnx import TensorProto, numpy_helper
 from small_models import build, images, normal
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState, Module, Optimizer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
@@ -257,9 +256,9 @@ def test_a_run_that_goes_on_is_exact(kind, options, tmp_path):
     def run(output, epochs, *more):
         words = ["train", tmp_path / "model.onnx", "--data", tmp_path / "data.npz", "--loss", "cross-entropy"]
         words += ["--batch-size", 4, "--epochs", epochs, "--output", tmp_path / output, *more]
-        done = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
-        assert done.exit_code == 0, done.output
-        return done.output
+        status, text = cli(*words)
+        assert status == 0, text
+        return text
 
     text = run("whole", 2, *options, "--export", tmp_path / "export.onnx")
     assert ("none skipped" in text) == bool(options)

@@ -7,11 +7,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command import cli
 from onnx import helper, numpy_helper
 from small_models import build, normal, perceptron
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.cli.inspection import inspect
 from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.api import CheckpointState, Module
@@ -24,8 +23,7 @@ CE = LossType.CrossEntropyLoss
 def told(model, folder):
     """What inspect finds out, and what the command prints."""
     (folder / "model.onnx").write_bytes(model.SerializeToString())
-    done = CliRunner().invoke(app, ["inspect", str(folder / "model.onnx")], env={"COLUMNS": "400"})
-    return inspect(folder / "model.onnx").training, done.output
+    return inspect(folder / "model.onnx").training, cli("inspect", folder / "model.onnx", columns=400)[1]
 
 
 def test_float64_is_refused_at_once(tmp_path, caplog):
@@ -276,9 +274,9 @@ def test_commands_say_that_maps_are_cut_off(command, tmp_path):
         "train": ["--loss", "cross-entropy", "--loss-input", "scores", "--epochs", "1", "--data",
                   tmp_path / "data.npz", "--output", tmp_path / "out", "--export", tmp_path / "all.onnx"],
     }  # fmt: skip
-    done = CliRunner().invoke(app, [command, *map(str, [tmp_path / "model.onnx", *options[command]])])
-    assert done.exit_code == 0, done.output
-    assert CUT in " ".join(done.output.split())
+    status, text = cli(command, tmp_path / "model.onnx", *options[command])
+    assert status == 0, text
+    assert CUT in " ".join(text.split())
     if command == "train":
         assert json.loads((tmp_path / "out" / "metrics.json").read_text())["exported_accuracy"] is not None
         names = [

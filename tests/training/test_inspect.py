@@ -9,9 +9,7 @@ import pytest
 from artifact_sets import EXAMPLES
 from command import cli
 from onnx import TensorProto, helper
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.cli.inspection import inspect
 from opgrad.onnxruntime.loading import LOWERING, NATIVE, NOBODY, OPGRAD, operators
 
@@ -72,13 +70,13 @@ def test_operators_that_must_be_lowered_first(tmp_path):
     assert found.runs
     assert {each.runner for each in found.operators} <= {NATIVE, OPGRAD, LOWERING}
     plain = tmp_path / "plain.onnx"
-    result = CliRunner().invoke(app, ["lower", str(folder / "training_model.onnx"), "-o", str(plain)])
-    assert result.exit_code == 0
-    cells = [line.split()[1::2] for line in result.output.splitlines() if "Grad" in line]
-    assert ["MaxPoolGrad", "1", "1"] in cells, result.output
-    assert "outputs added: " in result.output
-    assert max(map(len, result.output.splitlines())) <= 160
-    assert "not lowered" not in result.output
+    status, text = cli("lower", folder / "training_model.onnx", "-o", plain, columns=160)
+    assert status == 0
+    cells = [line.split()[1::2] for line in text.splitlines() if "Grad" in line]
+    assert ["MaxPoolGrad", "1", "1"] in cells, text
+    assert "outputs added: " in text
+    assert max(map(len, text.splitlines())) <= 160
+    assert "not lowered" not in text
     assert {each.runner for each in inspect(plain).operators} == {NATIVE}
     assert inspect(plain).runs
     assert list(tmp_path.iterdir()) == [plain]
@@ -101,8 +99,7 @@ def test_what_does_not_run_as_it_is_exits_with_1_and_says_what_to_do(tmp_path):
         assert not found.runs
         assert message in str(found.problem), found.problem
         assert cli("inspect", model)[0] == 1
-    options = ("--operator", "ReluGrad", "-o", str(tmp_path / "plain.onnx"))
-    assert CliRunner().invoke(app, ["lower", str(model), *options]).exit_code == 0
+    assert cli("lower", model, "--operator", "ReluGrad", "-o", tmp_path / "plain.onnx")[0] == 0
     assert inspect(tmp_path / "plain.onnx").runs
 
 
@@ -117,16 +114,16 @@ def test_an_eval_model_that_does_not_run_is_told_of(tmp_path):
 
 
 def test_lower_lists_what_it_can_and_refuses_what_it_cannot(tmp_path):
-    result = CliRunner().invoke(app, ["lower", "--list"])
-    assert result.exit_code == 0
-    assert "\nConvGrad\n" in result.output
-    assert "\nYieldOp: it hands" in result.output
-    assert CliRunner().invoke(app, ["lower"]).exit_code == 2
+    status, text = cli("lower", "--list")
+    assert status == 0
+    assert "\nConvGrad\n" in text
+    assert "\nYieldOp: it hands" in text
+    assert cli("lower")[0] == 2
     model = onnx.parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = com.microsoft.YieldOp(x) }}")
     onnx.save(model, tmp_path / "model.onnx")
-    result = CliRunner().invoke(app, ["lower", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "plain.onnx")])
-    assert (result.exit_code, result.output.count("\n")) == (1, 1)
-    assert "YieldOp" in result.output
+    status, text = cli("lower", tmp_path / "model.onnx", "-o", tmp_path / "plain.onnx")
+    assert (status, text.count("\n")) == (1, 1)
+    assert "YieldOp" in text
     assert not (tmp_path / "plain.onnx").exists()
 
 
@@ -138,8 +135,7 @@ def test_a_model_with_data_in_other_files_is_lowered_in_their_folder(tmp_path):
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     (tmp_path / "other").mkdir()
     for target, status in ((tmp_path / "other" / "plain.onnx", 1), (tmp_path / "plain.onnx", 0)):
-        result = CliRunner().invoke(app, ["lower", str(tmp_path / "model.onnx"), "-o", str(target)])
-        assert result.exit_code == status, result.output
+        assert cli("lower", tmp_path / "model.onnx", "-o", target)[0] == status
         assert target.exists() == (status == 0)
     assert inspect(tmp_path / "plain.onnx").runs
 
@@ -225,15 +221,14 @@ def test_what_cannot_be_loaded_is_told_and_nothing_else(tmp_path):
 
 def test_what_cannot_be_lowered_to_a_file_is_told_in_one_line(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"no model at all")
-    whole = str(EXAMPLES / "digits" / "training_model.onnx")
+    whole = EXAMPLES / "digits" / "training_model.onnx"
     for source, target, message in (
-        (str(tmp_path / "model.onnx"), tmp_path / "plain.onnx", "is no ONNX model, or damaged"),
+        (tmp_path / "model.onnx", tmp_path / "plain.onnx", "is no ONNX model, or damaged"),
         (whole, tmp_path / "model.onnx" / "plain.onnx", "File exists"),
     ):
-        result = CliRunner().invoke(app, ["lower", source, "-o", str(target)])
-        assert result.exit_code == 1
-        assert message in result.output
-        assert len(result.output.splitlines()) == 1
+        status, text = cli("lower", source, "-o", target)
+        assert (status, text.count("\n")) == (1, 1)
+        assert message in text
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 

@@ -16,9 +16,7 @@ from artifact_sets import EXAMPLES, write_linear_set
 from command import cli
 from portable_steps import FOLDERS, MODELS, RULES, Reference, batches, client
 from small_models import build, normal
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.cli.step import step as step_command
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState
@@ -128,9 +126,9 @@ def test_parameters_in_half_the_bytes(flat, tmp_path):
 def test_the_client_needs_no_opgrad_and_the_command_no_python(tmp_path):
     """`opgrad step`, examples/python in a process that cannot import opgrad, `opgrad train --resume`."""
     words = ["--flat", "--eval", "--infer", "--optimizer", "adamw", "--betas", "0.9,0.999", "--eps", "1e-6"]
-    words += ["--adam-mode", "1", "--weight-decay", "0", "--output-name", "accuracy", "-o", str(tmp_path / "step.onnx")]
-    result = CliRunner().invoke(app, ["step", str(EXAMPLES / "digits"), *words])
-    assert result.exit_code == 0, result.output
+    words += ["--adam-mode", 1, "--weight-decay", 0, "--output-name", "accuracy", "-o", tmp_path / "step.onnx"]
+    status, text = cli("step", EXAMPLES / "digits", *words)
+    assert status == 0, text
     assert {path.name for path in tmp_path.iterdir()} >= {"step.eval.onnx", "step.infer.onnx", "step.json"}
     np.savez(tmp_path / "data.npz", **next(batches("digits", 1, rows=500)))
     code = "import sys; sys.modules['opgrad'] = None; import train; train.EPOCHS = 4; train.main(*sys.argv[1:])"
@@ -140,9 +138,9 @@ def test_the_client_needs_no_opgrad_and_the_command_no_python(tmp_path):
     )
     first, *_, second = (float(line.split()[-1]) for line in done.stdout.splitlines())
     assert second < 0.8 * first
-    words = ["--resume", files[2], "--epochs", "1", "--output", str(tmp_path / "run")]
-    result = CliRunner().invoke(app, ["train", str(EXAMPLES / "digits"), *words])
-    assert result.exit_code == 0, result.output
+    words = ["--resume", files[2], "--epochs", 1, "--output", tmp_path / "run"]
+    status, text = cli("train", EXAMPLES / "digits", *words)
+    assert status == 0, text
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["train_loss_per_epoch"][0] < second
 
@@ -152,7 +150,7 @@ def test_the_client_of_the_document_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "examples").symlink_to(EXAMPLES, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
     (command,) = re.findall(r"^opgrad (step .*)$", text, re.MULTILINE)[:1]
-    assert CliRunner().invoke(app, shlex.split(command)).exit_code == 0
+    assert cli(*shlex.split(command))[0] == 0
     (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     exec(block, {})
     assert len(capsys.readouterr().out.split()) == 3
@@ -262,10 +260,9 @@ def test_an_operator_without_a_plain_form_is_named(tmp_path):
     ],
 )
 def test_wrong_options_are_one_line(words, message, tmp_path):
-    result = CliRunner().invoke(app, ["step", str(FOLDERS[SMALL]), "-o", str(tmp_path / "step.onnx"), *words])
-    assert result.exit_code == 1
-    assert message in result.output
-    assert len(result.output.strip().splitlines()) == 1
+    status, text = cli("step", FOLDERS[SMALL], "-o", tmp_path / "step.onnx", *words)
+    assert (status, len(text.strip().splitlines())) == (1, 1)
+    assert message in text
 
 
 # --- the files, damaged ----------------------------------------------------------------------------------------------

@@ -9,13 +9,12 @@ import onnx
 import onnxruntime
 import pytest
 from artifact_sets import EXAMPLES
+from command import cli
 from onnx import numpy_helper, parser
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.shape_inference import quant_pre_process
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.byte_products import MOST
 from opgrad.training import ArtifactSet, Trainer
@@ -370,14 +369,14 @@ def files(tmp_path):
 
 def opgrad(files, *words):
     given = ["train", files / "model.onnx", "--data", files / "data.npz", "--loss", "cross-entropy", "--epochs", 2]
-    words = [*given, "--output", files / "run", *words]
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+    return cli(*given, "--output", files / "run", *words)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_the_command_writes_an_integer_model(kind, files):
-    found = opgrad(files, "--quantize", kind, "--per-channel", "--distill", 0.5, "--export", files / "integers.onnx")
-    assert found.exit_code == 0, found.output
+    options = ("--quantize", kind, "--per-channel", "--distill", 0.5, "--export", files / "integers.onnx")
+    status, text = opgrad(files, *options)
+    assert status == 0, text
     for path in (files / "run" / "model.onnx", files / "integers.onnx"):
         made = onnx.load(path)
         assert not any(
@@ -398,11 +397,11 @@ def test_the_command_writes_an_integer_model(kind, files):
     ],
 )
 def test_options_that_do_not_fit(words, message, files):
-    found = opgrad(files, *words)
-    assert found.exit_code
-    assert message in " ".join(found.output.split())
+    status, text = opgrad(files, *words)
+    assert status
+    assert message in " ".join(text.split())
 
 
 def test_calibration_is_of_activations(files):
-    found = opgrad(files, "--quantize", "int4", "--calibrate", files / "data.npz")
-    assert "--calibrate is for activations, and int4 rounds weights alone" in found.output
+    _, text = opgrad(files, "--quantize", "int4", "--calibrate", files / "data.npz")
+    assert "--calibrate is for activations, and int4 rounds weights alone" in text

@@ -6,11 +6,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command import cli
 from onnx import TensorProto, helper, numpy_helper, parser
 from small_models import normal
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnxruntime import exact_products
 from opgrad.training import ArtifactSet, Dataset, Trainer
@@ -230,8 +229,8 @@ def test_bases_of_others_are_trained_and_told(name, tmp_path, saturating):
     model.graph.output[0].name = "scores"
     model.graph.initializer.append(numpy_helper.from_array(np.ones(COLUMNS, np.float32), "scale"))
     onnx.save(model, tmp_path / "model.onnx")
-    told = CliRunner().invoke(app, ["inspect", str(tmp_path / "model.onnx")], env={"COLUMNS": "400"})
-    assert "products of unsigned and signed bytes saturate" in told.output
+    _, text = cli("inspect", tmp_path / "model.onnx", columns=400)
+    assert "products of unsigned and signed bytes saturate" in text
     (tmp_path / "set").mkdir()
     options = {"loss": LossType.MSELoss, "optimizer": OptimType.SGD, "artifact_directory": tmp_path / "set"}
     generate_artifacts(model, requires_grad=["scale"], **options)
@@ -242,7 +241,7 @@ def test_bases_of_others_are_trained_and_told(name, tmp_path, saturating):
     assert loss == pytest.approx((wanted**2).mean(), rel=1e-4 if tolerance < 1e-3 else 0.2)
     rows = tmp_path / "rows.npz"
     np.savez(rows, x=np.repeat(feeds["x"], 4, 0), target=np.repeat(target, 4, 0))
-    words = ["train", str(tmp_path / "set"), "--data", str(rows), "--epochs", "1", "--output", str(tmp_path / "out")]
-    told = CliRunner().invoke(app, words, env={"COLUMNS": "400"})
-    assert told.exit_code == 0, told.output
-    assert "note: products of unsigned and signed bytes saturate" in told.output
+    words = ["train", tmp_path / "set", "--data", rows, "--epochs", 1, "--output", tmp_path / "out"]
+    status, text = cli(*words, columns=400)
+    assert status == 0, text
+    assert "note: products of unsigned and signed bytes saturate" in text

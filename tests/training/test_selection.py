@@ -3,11 +3,10 @@
 import numpy as np
 import onnx
 import pytest
+from command import cli
 from onnx import TensorProto, helper, numpy_helper
 from small_models import LABELS, build, images, normal, perceptron, run
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.cli.inspection import inspect
 from opgrad.training import ArtifactSet, Trainer, onnxblock, read_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
@@ -130,7 +129,7 @@ def test_a_model_with_positions_that_nobody_trained(tmp_path):
     found = inspect(tmp_path / "model.onnx").training
     assert found.trainable == ["table", "learned", "w"]
     assert found.constants == {"sines": "positions, as sines", "cosines": "positions, as sines"}
-    told = CliRunner().invoke(app, ["inspect", str(tmp_path / "model.onnx")], env={"COLUMNS": "200"}).output
+    told = cli("inspect", tmp_path / "model.onnx")[1]
     assert "table, learned, w" in told
     assert "sines (positions, as sines), cosines (positions, as sines)" in told
 

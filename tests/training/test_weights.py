@@ -7,11 +7,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command import cli
 from onnx import helper, numpy_helper, parser
 from small_models import LABELS, build, normal, run
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.onnx.graph.loading import load
 from opgrad.onnx.graph.nodes import SCOPES, module_path
 from opgrad.training import ArtifactSet, Trainer, read_checkpoint
@@ -239,7 +238,7 @@ def test_layers_that_read_one_tensor_are_told(tmp_path):
         "untie them if only their first values are the same",
     )
     onnx.save(norms(("", "")), tmp_path / "model.onnx")
-    told = CliRunner().invoke(app, ["inspect", str(tmp_path / "model.onnx")], env={"COLUMNS": "300"}).output
+    told = cli("inspect", tmp_path / "model.onnx", columns=300)[1]
     assert "a.weight by \"LayerNormalization (the node that makes 'n')\"" in told.replace("\n", " ")
     assert "with --untie each its own" in told
     frozen = generate_artifacts(norms(), None, ["b.*"], CE, artifact_directory=tmp_path)
@@ -256,9 +255,9 @@ def test_a_node_that_asks_for_a_shape_is_no_layer(untie, tmp_path):
     model = build(text, {**normal(w=(8, 3)), "zero": np.array(0)})
     made = generate_artifacts(model, None, None, CE, SGD, tmp_path, untie=untie)
     assert (made.trainable, made.notes) == (("w",), ())
-    assert "shared" not in CliRunner().invoke(app, ["inspect", str(tmp_path)]).output
+    assert "shared" not in cli("inspect", tmp_path)[1]
     onnx.save(model, tmp_path / "model.onnx")
-    assert "shared" not in CliRunner().invoke(app, ["inspect", str(tmp_path / "model.onnx")]).output
+    assert "shared" not in cli("inspect", tmp_path / "model.onnx")[1]
 
 
 def test_untied_layers_are_trained_apart(tmp_path):
@@ -319,7 +318,7 @@ def test_statistics_come_apart(mode, names, tmp_path):
     values = read_checkpoint(tmp_path / "checkpoint").parameters
     assert (trainer.parameters["one"] != values["one"]).any()
     onnx.save(model, tmp_path / "model.onnx")
-    told = CliRunner().invoke(app, ["inspect", str(tmp_path / "model.onnx")], env={"COLUMNS": "300"}).output
+    told = cli("inspect", tmp_path / "model.onnx", columns=300)[1]
     assert "4 statistics of normalization" in told
     assert loss < 2
 
@@ -373,7 +372,7 @@ def test_patterns_take_weights_by_their_modules(dynamo, tmp_path):
         assert not any("a pattern takes" in note for note in made.notes)
     trained = generate_artifacts(path, ["head.weight"], None, LOSS, OptimType.SGD, tmp_path).trainable
     assert len(trained) == 1
-    told = CliRunner().invoke(app, ["inspect", str(path)], env={"COLUMNS": "200"}).output
+    told = cli("inspect", path)[1]
     assert f"{trained[0]} (head.weight)" in told
 
 

@@ -5,14 +5,12 @@ import shlex
 import shutil
 
 import pytest
+from command import cli
 from language_models import write_lines
 from snippets import ROOT, snippets
-from typer.testing import CliRunner
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
-
-from opgrad.cli.app import app
 
 
 def loaded(name, monkeypatch):
@@ -31,8 +29,8 @@ def run(document, names):
             exec(compile(code, document, "exec"), names)
         for line in code.splitlines():
             if line.startswith("opgrad "):
-                result = CliRunner().invoke(app, shlex.split(line)[1:])
-                assert result.exit_code == 0, (line, result.output)
+                status, text = cli(*shlex.split(line)[1:])
+                assert status == 0, (line, text)
 
 
 @pytest.fixture

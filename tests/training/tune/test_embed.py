@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command import cli
 from language_models import write_lines
-from typer.testing import CliRunner
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("torch")
@@ -19,7 +19,6 @@ from onnxruntime.quantization import quantize_dynamic
 from runtime_cases import exact_options
 from torch.nn import functional
 
-from opgrad.cli.app import app
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.run.fit import Interrupted
 from opgrad.tune import Tuner
@@ -272,11 +271,11 @@ def test_models_that_do_not_fit(tmp_path, model, data):
 
 
 def test_command(tmp_path, model, data):
-    given = ["tune", str(model), "--task", "embed, temperature=0.1", "--data", str(data), "--validation", "16"]
-    done = CliRunner().invoke(app, [*given, "--lr", "0.01", "--output", str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output
-    assert "nDCG@10" in done.output
-    assert "before" in done.output
+    given = ("--task", "embed, temperature=0.1", "--data", data, "--validation", 16, "--lr", 0.01)
+    status, text = cli("tune", model, *given, "--output", tmp_path / "out")
+    assert status == 0, text
+    assert "nDCG@10" in text
+    assert "before" in text
     assert json.loads((tmp_path / "out" / "tune.json").read_text())["task"]["temperature"] == 0.1
 
 
@@ -448,8 +447,8 @@ def test_numbers_of_tables(tmp_path):
 def test_command_of_a_classifier(tmp_path):
     make_encoder(tmp_path / "model", None, CLASS_COLOURS)
     data = write_lines(tmp_path / "data.jsonl", sentences())
-    given = ["tune", str(tmp_path / "model"), "--task", "classify", "--data", str(data), "--validation", "16"]
-    done = CliRunner().invoke(app, [*given, "--lr", "0.01", "--output", str(tmp_path / "out")])
-    assert done.exit_code == 0, done.output
-    assert "accuracy" in done.output
-    assert "F1" in done.output
+    given = ("--task", "classify", "--data", data, "--validation", 16, "--lr", 0.01)
+    status, text = cli("tune", tmp_path / "model", *given, "--output", tmp_path / "out")
+    assert status == 0, text
+    assert "accuracy" in text
+    assert "F1" in text

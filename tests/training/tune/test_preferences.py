@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from command import cli
 from language_models import make_folder, write_lines
 from onnx import numpy_helper
 from torch.nn import functional
-from typer.testing import CliRunner
 
 import opgrad.tune.tasks.prefer as prefer
-from opgrad.cli.app import app
 from opgrad.training import Trainer
 from opgrad.tune import Tuner
 from opgrad.tune.lines import Lines
@@ -218,17 +217,17 @@ def test_pairs_whose_answers_are_cut_off_are_left_out(tmp_path, model):
     ],
 )
 def test_wrong_options(model, data, words, message):
-    result = CliRunner().invoke(app, ["tune", str(model), "--data", str(data), *words])
-    assert result.exit_code == 1
-    assert message in " ".join(result.output.split())
+    status, text = cli("tune", model, "--data", data, *words)
+    assert status == 1
+    assert message in " ".join(text.split())
 
 
 def test_command(tmp_path, model, data):
-    words = ["tune", str(model), "--data", str(data), "--task", "prefer, loss=simpo", "--validation", "2"]
-    result = CliRunner().invoke(app, [*words, "--output", str(tmp_path / "tuned"), "--sample", "hello"])
-    assert result.exit_code == 0, result.output
-    assert "reward margin" in result.output
-    assert "perplexity" not in result.output
-    result = CliRunner().invoke(app, [*words[:-2], "--show", "2"])
-    assert "«the tree is red . <|end|>»" in " ".join(result.output.replace("│", " ").split())
+    words = ["tune", model, "--data", data, "--task", "prefer, loss=simpo"]
+    status, text = cli(*words, "--validation", 2, "--output", tmp_path / "tuned", "--sample", "hello")
+    assert status == 0, text
+    assert "reward margin" in text
+    assert "perplexity" not in text
+    text = cli(*words, "--show", 2)[1]
+    assert "«the tree is red . <|end|>»" in " ".join(text.replace("│", " ").split())
     assert issubclass(prefer.Twice, Lines)

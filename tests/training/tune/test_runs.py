@@ -8,14 +8,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from command import cli
 from language_models import make_folder, write_lines
-from typer.testing import CliRunner
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 from opgrad.base import files
-from opgrad.cli.app import app
 from opgrad.onnx.graph.nodes import rename
 from opgrad.training.files import tensor_values
 from opgrad.training.run.fit import Interrupted
@@ -280,39 +279,24 @@ def test_adapter_beside_the_product_that_makes_the_scores(tmp_path, data):
 # --- the command ---
 
 
-def command(*words):
-    result = CliRunner().invoke(app, ["tune", *map(str, words)])
-    return result.exit_code, result.output
-
-
 def test_command(tmp_path, model, data):
     output = tmp_path / "tuned"
-    code, text = command(
-        model, "--data", data, "--lora", "rank=4, alpha=8, target=*q_proj*|*v_proj*", "--epochs", 2, "--output", output,
-        "--sample", "hello", "--validation", 3,
-    )  # fmt: skip
+    options = ("--lora", "rank=4, alpha=8, target=*q_proj*|*v_proj*", "--epochs", 2, "--sample", "hello")
+    code, text = cli("tune", model, "--data", data, "--output", output, "--validation", 3, *options)
     assert code == 0, text
-    for part in (
-        "4 adapters",
-        "12 examples",
-        f"{model.name}: epoch 1 of 2, 50%",
-        f"{model.name}: epoch 2 of 2, 100%",
-        "after epoch 2: 'hello'",
-        "perplexity",
-        "tokens/s",
-        "adapter.onnx_adapter",
-    ):
-        assert part in text
-    code, text = command(model, "--adapter", output, "--prompt", "hello", "--tokens", 4)
+    epochs = [f"{model.name}: epoch {number} of 2, {50 * number}%" for number in (1, 2)]
+    more = ["after epoch 2: 'hello'", "perplexity", "tokens/s", "adapter.onnx_adapter"]
+    assert [part for part in ["4 adapters", "12 examples", *epochs, *more] if part not in text] == []
+    code, text = cli("tune", model, "--adapter", output, "--prompt", "hello", "--tokens", 4)
     assert code == 0, text
-    code, text = command(model, "--adapter", output, "--merge", tmp_path / "merged")
+    code, text = cli("tune", model, "--adapter", output, "--merge", tmp_path / "merged")
     assert code == 0, text
     assert (tmp_path / "merged" / "model.onnx").is_file()
 
 
 def test_command_tells_of_products_that_saturate(tmp_path, model, data, monkeypatch):
     monkeypatch.setattr("opgrad.tune.tuner.note", lambda model: f"products of {len(model.graph.node)} nodes saturate")
-    code, text = command(model, "--data", data, "--epochs", 1, "--output", tmp_path / "tuned")
+    code, text = cli("tune", model, "--data", data, "--epochs", 1, "--output", tmp_path / "tuned")
     assert code == 0, text
     assert "note: products of" in text
 
@@ -326,7 +310,7 @@ def test_file_that_validates(tmp_path, model, data):
     assert run.state.initial_loss == pytest.approx(
         Tuner(model).fit(other, tmp_path / "same", validation=other, **given).state.initial_loss, rel=1e-5
     )
-    code, text = command(model, "--data", data, "--validation", other, "--epochs", 1, "--output", tmp_path / "by")
+    code, text = cli("tune", model, "--data", data, "--validation", other, "--epochs", 1, "--output", tmp_path / "by")
     assert code == 0, text
     assert "validation: 4 examples with" in text.replace("\n", " ")
     stopped = Tuner(model)
@@ -354,7 +338,7 @@ def interrupt(done, *_):
 
 
 def test_examples_are_shown(tmp_path, model, data):
-    code, text = command(model, "--data", data, "--show", 2, "--output", tmp_path / "tuned")
+    code, text = cli("tune", model, "--data", data, "--show", 2, "--output", tmp_path / "tuned")
     assert code == 0, text
     shown = " ".join(text.replace("│", " ").split())
     assert "<|user|> what is red <unk> <|end|> <|assistant|>«the tree is red . <|end|>»" in shown
@@ -364,7 +348,7 @@ def test_examples_are_shown(tmp_path, model, data):
 
 def test_examples_do_not_act_on_the_terminal(model, data, monkeypatch):
     monkeypatch.setattr(Tokenizer, "decode", lambda *_, **__: "red\x1b[31m\nblue")
-    code, text = command(model, "--data", data, "--show", 1)
+    code, text = cli("tune", model, "--data", data, "--show", 1)
     assert code == 0, text
     assert r"red\x1b[31m" in text
     assert "\x1b" not in text
@@ -391,7 +375,7 @@ def test_examples_do_not_act_on_the_terminal(model, data, monkeypatch):
     ],
 )
 def test_wrong_usage(model, data, words, message):
-    code, text = command(model, *[str(data) if each == "DATA" else each for each in words])
+    code, text = cli("tune", model, *[str(data) if each == "DATA" else each for each in words])
     assert code == 1
     assert message in text
     assert text.count("\n") <= 2

@@ -7,13 +7,12 @@ import onnx
 import onnxruntime
 import pytest
 from artifact_sets import EXAMPLES
+from command import cli
 from language_models import make_folder, quantize, vary_attention
 from onnx import TensorProto
 from portable_cases import tuned_batches as batches
 from portable_steps import client
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.training import Trainer
 from opgrad.training.export import layout, plain
@@ -54,7 +53,7 @@ def test_losses_and_adapters_are_those_of_opgrad(tmp_path, kind):
     made = tuner.export_step(tmp_path / "step.onnx")
     nodes = onnx.load(made.files["step"]).graph.node
     assert {each.op_type for each in nodes if each.domain == MICROSOFT} <= set(STOCK)
-    assert_learns_as(tuner, made.files["manifest"], steps=20)
+    assert_learns_as(tuner, made.files["manifest"], steps=10)
 
 
 def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
@@ -123,25 +122,18 @@ def test_weights_are_not_unpacked_when_the_model_is_loaded(tmp_path, bits):
     assert not sizes & {48 * 48, 48 * 96}
 
 
-def command(*words):
-    result = CliRunner().invoke(app, [*map(str, words)])
-    return result.exit_code, result.output
-
-
 def test_adapter_of_the_state_is_that_of_a_fine_tuning(tmp_path):
     """The weights that a client writes become the adapter's files, by the command."""
     folder = make_folder(tmp_path / "model", cached=True)
     quantize(folder / "model.onnx")
-    code, text = command(
-        "step", folder, "--lora", "rank=4, alpha=6, target=q|v", "--flat", "-o", tmp_path / "step.onnx"
-    )
+    code, text = cli("step", folder, "--lora", "rank=4, alpha=6, target=q|v", "--flat", "-o", tmp_path / "step.onnx")
     assert code == 0, text
     tuner = Tuner(folder, lora="rank=4, alpha=6, target=q|v")
     step, trainer = client().Step(tmp_path / "step.json"), Trainer(tuner.adapted.setting().artifacts, RATE)
     for batch in batches():
         step.train(batch, RATE), trainer.step(batch)
     step.save(tmp_path / "trained.safetensors")
-    code, text = command("tune", folder, "--adapter", tmp_path / "trained.safetensors", "--output", tmp_path / "found")
+    code, text = cli("tune", folder, "--adapter", tmp_path / "trained.safetensors", "--output", tmp_path / "found")
     assert code == 0, text
     assert "adapter.onnx_adapter" in text
     tuner.adapted.use(trainer.parameters)
@@ -169,6 +161,6 @@ def test_weights_of_a_step_that_do_not_fit(tmp_path):
     made = Tuner(folder, train="*q_proj*").export_step(tmp_path / "step.onnx")
     with pytest.raises(ValueError, match="has no adapters"):
         Tuner(folder, adapter=made.files["weights"])
-    code, text = command("step", EXAMPLES / "digits", "--lora", "rank=4", "-o", tmp_path / "other.onnx")
+    code, text = cli("step", EXAMPLES / "digits", "--lora", "rank=4", "-o", tmp_path / "other.onnx")
     assert code == 1
     assert "no model.onnx" in text

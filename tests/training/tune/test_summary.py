@@ -4,11 +4,10 @@ import json
 
 import onnx
 import pytest
+from command import cli
 from language_models import make_folder, write_lines
 from onnx import TensorProto, helper
-from typer.testing import CliRunner
 
-from opgrad.cli.app import app
 from opgrad.cli.inspection import inspect
 from opgrad.tune import Tuner
 from opgrad.tune.adapted_model import megabytes, summary
@@ -21,11 +20,6 @@ WEIGHTS = 2 * 25 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("model"))
-
-
-def command(*words):
-    result = CliRunner().invoke(app, [*map(str, words)])
-    return result.exit_code, result.output
 
 
 def test_inspection_of_a_language_model(folder):
@@ -54,7 +48,7 @@ def test_commands_tell_the_same(tmp_path, folder):
         (["inspect", folder], "2,048"),
         (["tune", folder, "--data", data, "--output", tmp_path / "out"], "16"),
     ):
-        code, text = command(*words)
+        code, text = cli(*words)
         assert code == 0, text
         lines = [[part.strip() for part in line.split("\u2502")[1:-1]] for line in text.splitlines()]
         for role, sizes, numbers in rows:
@@ -76,7 +70,7 @@ def test_layers_that_are_computed_again(tmp_path, folder, monkeypatch):
 
 
 def test_json(folder):
-    code, text = command("inspect", "--json", folder)
+    code, text = cli("inspect", "--json", folder)
     assert code == 0, text
     found = json.loads(text)["tuning"]
     assert (found["trained"], found["adapters"][0]["role"], len(found["adapters"])) == (NUMBERS, "q", 8)
@@ -93,7 +87,7 @@ def test_other_models_and_those_that_cannot_be_tuned(tmp_path, folder):
     model.graph.node.append(helper.make_node("Add", ["logits", "pixels"], ["mixed"]))
     model.graph.output[0].name = "mixed"
     onnx.save(model, tmp_path / "model.onnx")
-    code, text = command("inspect", tmp_path / "model.onnx")
+    code, text = cli("inspect", tmp_path / "model.onnx")
     assert code == 0, text
     assert "cannot be tuned: " in text
     assert "has the input 'pixels', expected tokens, masks" in text
