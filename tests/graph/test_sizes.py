@@ -221,9 +221,12 @@ def expected():
     return list(results(("N", "H"), pictures()))
 
 
-@pytest.mark.parametrize("name", WRITTEN, ids=lambda name: repr(name)[:20])
-def test_gradients_are_the_same_by_any_name(name, expected):
-    """For one size, for the other, and where one name stands for both, though they differ."""
-    for names in ((name, "H"), ("N", name), (name, name)):
-        for found, other in zip(results(names, pictures()), expected, strict=True):
-            np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-4)
+EVERYWHERE = [(name, name) for name in WRITTEN]
+ONCE = [pair for name in NAMES for pair in ((name, "H"), ("N", name))]
+
+
+@pytest.mark.parametrize("names", [*EVERYWHERE, *ONCE], ids=lambda names: repr(names)[:30])
+def test_gradients_are_the_same_by_any_name(names, expected):
+    """Where one name stands for both sizes, though they differ, and vague ones for one or the other."""
+    for found, other in zip(results(names, pictures()), expected, strict=True):
+        np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-4)
