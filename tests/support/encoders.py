@@ -1,5 +1,7 @@
 """A small encoder of BERT's shape in PyTorch, and its folder as sentence-transformers and transformers.js ship such."""
 
+import copy
+import functools
 import io
 import json
 import warnings
@@ -8,31 +10,8 @@ import tokenizers
 import torch
 from torch import nn
 
-WORDS = [
-    "the",
-    "cat",
-    "dog",
-    "bird",
-    "fish",
-    "sees",
-    "likes",
-    "eats",
-    "a",
-    "red",
-    "blue",
-    "small",
-    "big",
-    "tree",
-    "house",
-    "water",
-    ".",
-    "hello",
-    "what",
-    "is",
-    "who",
-    "are",
-    "you",
-]
+WORDS = ["the", "cat", "dog", "bird", "fish", "sees", "likes", "eats", "a", "red", "blue", "small", "big", "tree"]
+WORDS += ["house", "water", ".", "hello", "what", "is", "who", "are", "you"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WIDTH, HEADS, LAYERS, LONGEST = 32, 4, 2, 64
 
@@ -95,8 +74,9 @@ def tokenizer():
     return made
 
 
-def make_encoder(folder, pooling="mean", labels=(), seed=0):
-    """Write a folder with onnx/model.onnx; returns the encoder in PyTorch. pooling: None writes no such file."""
+@functools.cache
+def exported(labels, seed):
+    """An encoder, and its model as torch exports it."""
     torch.manual_seed(seed)
     encoder, file = Encoder(len(SPECIAL) + len(WORDS), len(labels)).eval(), io.BytesIO()
     with torch.no_grad():
@@ -111,8 +91,14 @@ def make_encoder(folder, pooling="mean", labels=(), seed=0):
         warnings.simplefilter("ignore")
         torch.onnx.export(encoder, given, file, dynamo=False, opset_version=17, input_names=names,
                           output_names=[output], dynamic_axes=axes)  # fmt: skip
+    return encoder, file.getvalue()
+
+
+def make_encoder(folder, pooling="mean", labels=(), seed=0):
+    """Write a folder with onnx/model.onnx; returns the encoder in PyTorch. pooling: None writes no such file."""
+    encoder, content = exported(tuple(labels), seed)
     (folder / "onnx").mkdir(parents=True)
-    (folder / "onnx" / "model.onnx").write_bytes(file.getvalue())
+    (folder / "onnx" / "model.onnx").write_bytes(content)
     (folder / "tokenizer.json").write_text(tokenizer().to_str())
     (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]", "model_max_length": LONGEST}))
     config = {"model_type": "bert", **({"id2label": dict(enumerate(labels))} if labels else {})}
@@ -123,4 +109,4 @@ def make_encoder(folder, pooling="mean", labels=(), seed=0):
         (folder / "1_Pooling" / "config.json").write_text(
             json.dumps({each: name == pooling for name, each in mode.items()})
         )
-    return encoder
+    return copy.deepcopy(encoder)
