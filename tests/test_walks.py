@@ -1,5 +1,7 @@
 """The walks of CONTRIBUTING.md: each step is a function that a real run enters, in this order."""
 
+import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from subprocesses import run_python
 from typer.testing import CliRunner
 
 import opgrad
@@ -56,6 +59,43 @@ def test_every_step_is_taken(title, run):
     taken = iter(entered)
     for place in steps:
         assert place in taken, place  # what is left of the iterator comes behind the steps before
+
+
+def entered_files(package, run):
+    """The files of a package that a call enters, but for those that only its imports enter."""
+    files, importing = set(), 0
+
+    def profile(frame, event, argument):
+        nonlocal importing
+        if frame.f_code.co_name == "<module>":
+            importing += {"call": 1, "return": -1}.get(event, 0)
+        elif event == "call" and not importing and frame.f_code.co_filename.startswith(package):
+            files.add(frame.f_code.co_filename.removeprefix(package))
+
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return sorted(files)
+
+
+MOST_ENTERED = {"first call": 26, "first of a shape": 20}  # files; the first call of a process loads the kernels, too
+
+
+def test_a_call_enters_few_files():
+    call()  # the kernels are in the cache then
+    code = f"""
+import json, sys
+import numpy as np, opgrad
+{inspect.getsource(entered_files)}
+package = opgrad.__file__.removesuffix("__init__.py")
+opgrad.softmax
+arrays = {{"first call": np.ones((3, 7919), np.float32), "first of a shape": np.ones((5, 7927), np.float32)}}
+print(json.dumps({{name: entered_files(package, lambda: opgrad.softmax(x)) for name, x in arrays.items()}}))
+"""
+    for name, files in json.loads(run_python(code)).items():
+        assert len(files) <= MOST_ENTERED[name], (name, files)
 
 
 ROOMS = (

@@ -59,7 +59,7 @@ def refused():
 def needs_memory(function, **given):
     """Whether a call's working memory is too large for the stack."""
     of, given = arrays.expanded(opgrad.ops.operators()[function.__name__], given)
-    return arrays.ArrayRunner(of, (), given).plan.scratch_bytes > 8 * pool.STACK_WORDS
+    return arrays.ArrayRunner(of, given).plan.scratch_bytes > 8 * pool.STACK_WORDS
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory there is")

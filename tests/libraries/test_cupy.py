@@ -264,7 +264,7 @@ class OnHost:
 
     def __init__(self, memory, op, given):
         self.op, self.given = op, {name: self.host(value) for name, value in given.items()}
-        self.runner = arrays.ArrayRunner(op, (), self.given)
+        self.runner = arrays.ArrayRunner(op, self.given)
 
     @staticmethod
     def host(value):

@@ -132,6 +132,15 @@ class HostRunner(Runner):
         self.nowhere = sum(1 for spec in self.specs if spec is None or 0 in spec.shape)
         self.table = ctypes.c_int64 * (len(self.specs) + REPORT)  # operands' addresses, then what a kernel reports
 
+    def run(self, given: Mapping[str, Any]) -> Any:
+        return self.answered(given).answer
+
+    def answered(self, arguments: Mapping[str, Any]) -> Answered:
+        """Run a call; return how it was answered."""
+        out = arguments.get("out")
+        operands, results = self.computed([arguments.get(name) for name in self.op.inputs], out)
+        return Answered(self, operands, results, out is None, self.finish(tuple(results)))
+
     def execute(self, operands: Sequence[Any], trusted: bool) -> None:
         """Run the plan in native code, with threads.
 
@@ -202,7 +211,7 @@ def extent(address: int, spec: Spec) -> np.ndarray[Any, Any]:
 
 
 class ArrayMemory:
-    """`contract.libraries.Memory` for NumPy's arrays."""
+    """`contract.declaration.Memory` for NumPy's arrays."""
 
     @staticmethod
     def spec(array: Array) -> Spec:
@@ -235,26 +244,15 @@ def spec_of(array: Array | None) -> Spec | None:
 class ArrayRunner(HostRunner):
     """Runs the calls of a public function on NumPy's arrays that have one signature."""
 
-    def __init__(self, op: Operator, args: tuple[Any, ...], given: Mapping[str, Any]):
+    def __init__(self, op: Operator, arguments: Mapping[str, Any]):
         readable = unlike().isdisjoint((ARRAYS, TUPLES))  # else native code cannot read addresses from arrays here
-        super().__init__(ArrayMemory(), op, given, by_arrays=readable)
-        positions = dict(zip(op.parameters, range(len(args)), strict=False))
-        self.sources = [(positions.get(name), name) for name in op.arrays]
+        super().__init__(ArrayMemory(), op, arguments, by_arrays=readable)
         self.can_be_native = False  # `_find` sets it if it keeps the runner
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return self.finish(tuple(self._called(args, kwargs)[1]))
-
-    def answered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answered:
-        """Run a call; return how it was answered."""
-        operands, results = self._called(args, kwargs)
-        return Answered(self, operands, results, kwargs.get("out") is None, self.finish(tuple(results)))
-
-    def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Sequence[Any]]:
-        out = kwargs.get("out")
-        if out is not None:
-            check_writeable(self.op, as_tuple(out))
-        return self.computed([kwargs.get(name) if place is None else args[place] for place, name in self.sources], out)
+    def answered(self, arguments: Mapping[str, Any]) -> Answered:
+        if arguments.get("out") is not None:
+            check_writeable(self.op, as_tuple(arguments["out"]))
+        return super().answered(arguments)
 
     def views(self, operands: Sequence[Any]) -> Sequence[Any]:
         return operands
@@ -282,48 +280,43 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
         if library is not None:
             return owners.called(library, op, named, (entries, args, kwargs), runners)
         try:
-            runner = runners.get(_key(args, kwargs))
+            runner: Any = runners.get(_key(args, kwargs))
         except (TypeError, ValueError):  # a list, or a memoryview, has no hash
             runner = None
-        given_args, given_kwargs, given = args, kwargs, None
-        if runner is None:
-            given = named(args, kwargs)
-            if owners.foreign(op, given):
-                return owners.run(op, given)
-            of, given = expanded(op, given)
-            given = as_given(of, given)
-            own = {**dict(zip(of.parameters, args, strict=False)), **kwargs}
-            arrays = {name for name, value in own.items() if isinstance(value, np.ndarray | tuple | list)}
-            is_own = all(own.get(name) is given.get(name) for name in arrays.union(of.arrays, ["out"]))
-            if not (is_own and _never_changes(args, kwargs)):  # an array was converted, or a value may change
-                args, kwargs = (), given
-            runner = _find(runners, of, args, kwargs, given)
+        is_new, called = runner is None, named(args, kwargs)
+        arguments = called
+        if is_new:
+            if owners.foreign(op, called):
+                return owners.run(op, called)
+            of, arguments = expanded(op, called)
+            arguments = as_given(of, arguments)
+            runner = _find(runners, of, args, kwargs, called, arguments)
         if entries is None or not runner.can_be_native:
-            return runner(args, kwargs)
-        answered = runner.answered(args, kwargs)
-        if given is not None and op.general is not None:
-            answered = _as_called(op, answered, named(given_args, given_kwargs))
-        entries.enter(answered, given_args, given_kwargs)
+            return runner.run(arguments)
+        answered = runner.answered(arguments)
+        if is_new and op.general is not None:
+            answered = _as_called(op, answered, called)
+        entries.enter(answered, args, kwargs)
         return answered.answer
 
     function, entries = function_of(call)
     return function
 
 
-def _as_called(op: Operator, answered: Answered, given: Mapping[str, Any]) -> Answered:
+def _as_called(op: Operator, answered: Answered, called: Mapping[str, Any]) -> Answered:
     """The same answer with its operands as the call gave them, so that an entry can find them among the arguments.
 
     A view that repeats an array is replaced by the array, and an array made from a record's numbers by the record. An
-    array made from a plain number is kept, since every call of this signature has the same number. given: the call's
+    array made from a plain number is kept, since every call of this signature has the same number. called: the call's
     arguments by name.
     """
-    found: dict[str, Any] = {}
-    owners.over_arrays(op, given, found.setdefault)
+    sources: dict[str, Any] = {}
+    owners.over_arrays(op, called, sources.setdefault)
     operands, kept, numbers = list(answered.operands), [*answered.kept], op.general.numbers if op.general else {}
     for place, name in enumerate(answered.by.op.arrays):
-        operand, source = operands[place], found.get(name)
+        operand, source = operands[place], sources.get(name)
         if name in numbers:
-            operands[place] = given[numbers[name]]
+            operands[place] = called[numbers[name]]
         elif (
             type(source) is np.ndarray
             and type(operand) is np.ndarray
@@ -336,15 +329,23 @@ def _as_called(op: Operator, answered: Answered, given: Mapping[str, Any]) -> An
 
 
 def _find(
-    runners: Kept[Any], of: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any]
-) -> ArrayRunner:
-    """The runner that is kept for a call's signature, or a new one. It is kept if the signature can be a key."""
-    if not _never_changes(args, kwargs):
-        return ArrayRunner(of, args, given)
+    runners: Kept[Any], of: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+    called: Mapping[str, Any], arguments: Mapping[str, Any],
+) -> ArrayRunner:  # fmt: skip
+    """The runner that is kept for a call's signature, or a new one. It is kept if the signature can be a key.
+
+    called: the call's arguments by name. arguments: these as the operator takes them.
+    """
+    arrays = {name for name, value in called.items() if isinstance(value, np.ndarray | tuple | list)}
+    is_own = all(called.get(name) is arguments.get(name) for name in arrays.union(of.arrays, ["out"]))
+    if not (is_own and _never_changes(args, kwargs)):  # an array was converted, or a value may change
+        args, kwargs = (), arguments
+        if not _never_changes(args, kwargs):
+            return ArrayRunner(of, arguments)
     key = _key(args, kwargs)
     runner: ArrayRunner | None = runners.get(key)
     if runner is None:
-        runner = ArrayRunner(of, args, given)
+        runner = ArrayRunner(of, arguments)
         runners.keep(key, runner)
         runner.can_be_native = not (runner.plan.copies or INTERPRETING or unlike())
     return runner
@@ -355,7 +356,20 @@ def expanded(op: Operator, given: dict[str, Any], library: Arrays = HOST) -> tup
 
     library: whose arrays they are.
     """
-    return op.general.expand(op, given, library) if op.general else (op, given)
+    general = op.general
+    if general is None:
+        return op, given
+    if general.by_keywords and given.keys().isdisjoint(general.keywords) and _have_one_dtype(op, given):
+        return op, given
+    return general.expand(op, given, library)
+
+
+def _have_one_dtype(op: Operator, given: Mapping[str, Any]) -> bool:
+    """Whether the arrays of a call, `out` among them, have one dtype, which is one of those declared."""
+    arrays = [given.get(name) for name in op.inputs]
+    arrays += [] if given.get("out") is None else [given["out"]]
+    names = {getattr(getattr(array, "dtype", None), "name", "") for array in arrays}
+    return len(names) == 1 and names.issubset(op.inputs[op.arrays[0]].dtypes)
 
 
 def _key(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -440,7 +454,7 @@ def _as_out(op: Operator, out: Any) -> Any:
 
 def runner(op: Operator, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     """A function that runs the calls of one signature, made from example arguments; it takes the arrays by name."""
-    return functools.partial(ArrayRunner(op, (), given), ())
+    return ArrayRunner(op, given).run
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -46,6 +46,7 @@ from opgrad.cpu.runtime.plan import FEW, OVERLAP, Plan, may_overlap, run_plan
 from opgrad.cpu.runtime.pool import STACK_WORDS, give, take
 
 EQ: Final = 2  # Py_EQ
+ANY_CPU: Final = -1  # the index of a device
 
 
 @structure
@@ -106,6 +107,15 @@ class Watcher(Structure):
     unwatched: int
 
 
+@structure
+class Layout(Structure):
+    """The dtype of an array or a tensor, its rank, and the address of its sizes, behind which its strides lie."""
+
+    dtype: int
+    rank: int
+    sizes: int
+
+
 OBJECT, FLOAT, EQUAL, TUPLE, LIST, SAME, ARRAY, TENSOR, RECORD, INTEGER = range(10)
 
 
@@ -115,7 +125,7 @@ class Value(Structure):
 
     An OBJECT is one itself, and EQUAL to one is a value of its type. A FLOAT has its bits. A TUPLE and a LIST have a
     length. A value that is the SAME as one before is where that is. A RECORD is an object with slots. An INTEGER may be
-    any. The strides of an ARRAY or a TENSOR follow its sizes.
+    any. An ARRAY and a TENSOR have a layout.
     """
 
     container: int  # where it lies in the call: the number of a container, and the index in it
@@ -128,12 +138,10 @@ class Value(Structure):
     inside: int  # the number that its items or fields get as a container
     other_container: int
     other_index: int
-    dtype: int
+    layout: int
     flags: int
     keys: int
     records_grad: int
-    rank: int
-    sizes: int
 
 
 @structure
@@ -148,10 +156,11 @@ class Numbers(Structure):
 @inline
 def _is_array(array: int, value: Value) -> bool:
     """Whether an array has the type, dtype, flags, rank, sizes and strides of the value."""
-    rank, flags, sizes = value.rank, value.flags, value.sizes
+    layout, flags = at(Layout, value.layout), value.flags
+    rank, sizes = layout.rank, layout.sizes
     as_planned = load_word(array + TYPE, 0) == value.type
     if as_planned:
-        as_planned = load_word(array + DTYPE, 0) == value.dtype and load_i32(array + RANK, 0) == rank
+        as_planned = load_word(array + DTYPE, 0) == layout.dtype and load_i32(array + RANK, 0) == rank
         as_planned &= load_i32(array + FLAGS, 0) & flags == flags
     if as_planned:
         shape, strides = load_word(array + SHAPE, 0), load_word(array + STRIDES, 0)
@@ -253,18 +262,21 @@ def _is_tensor(functions: Functions, torch: Torch, found: int, value: Value) -> 
     handle = found + torch.handle
     if load_word(load_word(handle, 0) + torch.keys, 0) != value.keys:
         return False
-    return _has_layout(torch, handle, value) and _records_grad(functions, torch, found) == value.records_grad
+    return (
+        _has_layout(torch, handle, at(Layout, value.layout))
+        and _records_grad(functions, torch, found) == value.records_grad
+    )
 
 
 @inline
-def _has_layout(torch: Torch, handle: int, value: Value) -> bool:
-    """Whether a tensor has the dtype, sizes and strides of the value."""
-    found, rank, expected = stack_words(4), value.rank, value.sizes
+def _has_layout(torch: Torch, handle: int, layout: Layout) -> bool:
+    """Whether a tensor has this layout."""
+    found, rank, expected = stack_words(4), layout.rank, layout.sizes
     failed = call_address(torch.get_dim, handle, found)
     failed |= call_address(torch.get_dtype, handle, found + 8)
     failed |= call_address(torch.get_sizes, handle, found + 16)
     failed |= call_address(torch.get_strides, handle, found + 24)
-    if failed & 0xFFFFFFFF or load_word(found, 0) != rank or load_i32(found + 8, 0) != value.dtype:
+    if failed & 0xFFFFFFFF or load_word(found, 0) != rank or load_i32(found + 8, 0) != layout.dtype:
         return False
     same, sizes, strides = True, load_word(found, 2), load_word(found, 3)
     for axis in range(rank):
@@ -314,10 +326,10 @@ def data_of(torch: int, array: int) -> int:
 
 
 @inline
-def new_tensor(torch: Torch, dtype: int, device: int, rank: int, sizes: int) -> int:
-    """A new tensor; 0 if PyTorch cannot make it. sizes: the address of sizes and strides."""
-    made = stack_words(1)
-    if call_address(torch.empty, rank, sizes, sizes + 8 * rank, dtype, 0, device, made) & 0xFFFFFFFF:
+def new_tensor(torch: Torch, layout: Layout) -> int:
+    """A new tensor on the CPU; 0 if PyTorch cannot make it."""
+    made, rank, sizes = stack_words(1), layout.rank, layout.sizes
+    if call_address(torch.empty, rank, sizes, sizes + 8 * rank, layout.dtype, 0, ANY_CPU, made) & 0xFFFFFFFF:
         return 0
     tensor = call_address(torch.wrap, load_word(made, 0))
     call_address(torch.delete, load_word(made, 0))
@@ -335,8 +347,8 @@ NONE = -1
 class Table(Structure):
     """What native code knows of a public function: addresses, those of its entries among them."""
 
-    functions: int  # the C functions, `objects.Functions`
-    torch: int  # `objects.Torch`
+    functions: int  # the C functions, `Functions`
+    torch: int  # `Torch`
     python: int  # the Python function
     team: int  # the word that holds the team of threads
     entries: int  # SLOTS words: the addresses of the entries, 0 behind the last one
@@ -349,7 +361,7 @@ class Entry(Structure):
     positional: int  # how many positional arguments
     named: int
     names: int  # the addresses of the names
-    values: int  # how many values there are, and the first `objects.Value`
+    values: int  # how many values there are, and the first `Value`
     first_value: int
     owner: int  # the Python object that owns the entry's memory
     apply: int  # the Python function that answers, or 0 if a plan does
@@ -362,7 +374,7 @@ class Entry(Structure):
     watchers: int  # how many functions are asked whether PyTorch must see the call, or NONE if it is not asked
     out: int  # the number of the argument that is `out`, or NONE
     lists: int  # in how many lists the results are returned, or 0
-    tables_from: int  # the source of memory for the tables of operands, as `scratch.source` gives it
+    tables_from: int  # the source of memory for the tables of operands, as `pool.source` gives it
     operands: int
     first_operand: int
     results: int
@@ -388,7 +400,7 @@ class Operand(Structure):
     index: int
     result: int
     object: int
-    numbers: int  # the address of `objects.Numbers`
+    numbers: int  # the address of `Numbers`
 
 
 @structure
@@ -397,10 +409,7 @@ class Result(Structure):
 
     operand: int  # the number of the operand, or NONE for a new result
     maker: int  # the Python function that makes it, or 0 for native code
-    dtype: int
-    device: int
-    rank: int
-    sizes: int  # a tensor's strides follow
+    layout: int
 
 
 @inline
@@ -481,11 +490,11 @@ def _new_results(functions: Functions, entry: Entry, torch: int, objects: int, r
         elif result.maker:
             made = call_address(functions.vectorcall, result.maker, 0, 0, 0)
         elif torch:
-            made = new_tensor(at(Torch, torch), result.dtype, result.device, result.rank, result.sizes)
+            made = new_tensor(at(Torch, torch), at(Layout, result.layout))
         else:
-            call_address(functions.take, result.dtype)  # NewFromDescr takes a reference over
-            new, kind = functions.new_array, functions.array
-            made = call_address(new, kind, result.dtype, result.rank, result.sizes, 0, 0, 0, 0)
+            layout, kind = at(Layout, result.layout), functions.array
+            call_address(functions.take, layout.dtype)  # NewFromDescr takes a reference over
+            made = call_address(functions.new_array, kind, layout.dtype, layout.rank, layout.sizes, 0, 0, 0, 0)
         if made == 0:
             return number
         store_word(results, number, made)

@@ -75,98 +75,6 @@ def is_sequence(value: Any) -> bool:
     return type(value) in (list, tuple) or (isinstance(value, tuple) and type(value) in PLAIN)
 
 
-class Values:
-    """The values of a call's arguments, and where the arrays among them are found.
-
-    places: the container and index of each array and sequence, by its id. fields_at: the container number of each
-    record's fields, by the record's id. arrays: how many there are. kept: what native code reads, and objects whose
-    addresses are compared, which must therefore stay alive.
-    """
-
-    def __init__(self, tensors: Any, by_plan: bool, written: Sequence[Any]):
-        self.tensors, self.by_plan, self.written = tensors, by_plan, written
-        self.places: dict[int, tuple[int, int]] = {}
-        self.fields_at: dict[int, int] = {}
-        self.described: list[Value] = []
-        self.kept: list[Any] = []
-        self.containers, self.arrays = 1, 0
-
-    def describe(self, value: Any, container: int, index: int) -> None:
-        """Append the description of a value, and those of its items or fields."""
-        made = Value(container, index, **self._expected(value, container, index))
-        self.described.append(made)
-        if made.kind in (calls.TUPLE, calls.LIST):
-            for place, item in enumerate(value):
-                self.describe(item, made.inside, place)
-        elif made.kind == calls.RECORD:
-            for place, name in enumerate(fields(type(value))):
-                if name in RECORDS[type(value)]:
-                    self.described.append(Value(made.inside, place, calls.INTEGER, type=id(int)))
-                else:
-                    self.describe(getattr(value, name, None), made.inside, place)
-
-    def _expected(self, value: Any, container: int, index: int) -> Mapping[str, int]:
-        if is_sequence(value):
-            return self._sequence(value, container, index)
-        kind = type(value)
-        if kind in RECORDS:
-            names = fields(kind)
-            if abi.words(id(value) + abi.FIELDS, len(names)) != [id(getattr(value, name, None)) for name in names]:
-                raise NotNative  # its layout in memory is not the one that native code reads
-            self.fields_at[id(value)] = inside = self._new_container()
-            return {"kind": calls.RECORD, "type": id(kind), "inside": inside}
-        is_tensor = kind in self.tensors.kinds
-        if kind is not np.ndarray and not is_tensor:
-            return self._number(value)
-        self.arrays += 1
-        place = self.places.setdefault(id(value), (container, index))
-        if place != (container, index):
-            return _same(place)
-        self.kept.append(kind)
-        if is_tensor:
-            found = self.tensors.of_value(value)
-            if self.by_plan and found["records_grad"]:  # PyTorch has recorded what the plan did
-                raise NotNative
-            return {"kind": calls.TENSOR, **found, **self._layout(self.tensors.sizes(value))}
-        self.kept.append(value.dtype)
-        flags = abi.WRITEABLE if any(value is each for each in self.written) else 0
-        found = {"kind": calls.ARRAY, "type": id(kind), "dtype": id(value.dtype), "flags": flags}
-        return {**found, **self._layout((*value.shape, *value.strides))}
-
-    def _layout(self, sizes: Sequence[int]) -> dict[str, int]:
-        """The fields for sizes and strides."""
-        self.kept.append(words(sizes))
-        return {"rank": len(sizes) // 2, "sizes": ctypes.addressof(self.kept[-1])}
-
-    def _new_container(self) -> int:
-        self.containers += 1
-        if self.containers > calls.CONTAINERS:
-            raise NotNative
-        return self.containers - 1
-
-    def _sequence(self, value: Any, container: int, index: int) -> Mapping[str, int]:
-        place = self.places.setdefault(id(value), (container, index))
-        if value and place != (container, index):
-            self.arrays += sum(id(each) in self.places for each in flattened(value))
-            return _same(place)
-        if len(value) > MOST_ITEMS:
-            raise NotNative
-        kind = type(value)
-        self.kept.append(kind)
-        which, inside = calls.LIST if kind is list else calls.TUPLE, self._new_container()
-        return {"kind": which, "type": id(kind), "length": len(value), "inside": inside}
-
-    def _number(self, value: Any) -> Mapping[str, int]:
-        if not is_plain(value):
-            raise NotNative
-        kind = type(value)
-        self.kept.append(value)
-        found = {"object": id(value), "type": id(kind)}
-        if kind is float:
-            return {"kind": calls.FLOAT, "bits": struct.unpack("q", struct.pack("d", value))[0], **found}
-        return {"kind": calls.EQUAL if kind in (int, str) else calls.OBJECT, **found}
-
-
 def _same(place: tuple[int, int]) -> Mapping[str, int]:
     return {"kind": calls.SAME, "other_container": place[0], "other_index": place[1]}
 
@@ -230,57 +138,140 @@ class Entry:
     """An entry of native code, and all that it points to."""
 
     def __init__(self, answered: Answered, args: Sequence[Any], kwargs: Mapping[str, Any]):
-        self.answered, self.tensors = answered, tensors
-        self.values = [*args, *kwargs.values()]
-        self.by_plan = hasattr(answered.by, "plan")
-        self.used = 0  # how many operands were found among the arguments
-        if len(self.values) > MOST_VALUES:
-            raise NotNative
-        self.arguments = Values(tensors, self.by_plan, () if answered.new else answered.results)
-        for place, value in enumerate(self.values):
-            self.arguments.describe(value, 0, place)
-        self.places, self.kept = self.arguments.places, self.arguments.kept
-        self.kept += [answered.by, getattr(answered.by, "plan", None), answered.kept]
-        self.is_torch = any(type(each) in tensors.kinds for each in flattened(self.values))
-        self._entry = self._made(len(args), [sys.intern(name) for name in kwargs])
-        self.address = self._entry.address
-        if self.by_plan and not self.is_torch:
-            for spec, array in zip(answered.by.specs, answered.operands, strict=False):
-                if spec is not None and type(array) is np.ndarray and not _is_still(array, spec):
-                    raise NotNative  # another thread has given the array another shape since the plan was made for it
-        del self.answered, self.values, self.places, self.arguments  # the caller's arrays go
+        call, names = _Description(answered, [*args, *kwargs.values()]), [sys.intern(name) for name in kwargs]
+        fields = call.of_entry() | {"names": call.at(words(map(id, names)))}
+        self._entry = calls.Entry(positional=len(args), named=len(names), owner=id(self), **fields)
+        self._kept, self.address = [names, *call.kept], self._entry.address
 
-    # --- what is done with them ---
 
-    def _at(self, block: Any) -> int:
+class _Description:
+    """The description of a call that Python has answered, for native code.
+
+    places: the container and index of each array and sequence, by its id. fields_at: the container of each record's
+    fields, by the record's id. arrays: how many the call has. used: how many of them are operands. kept: what native
+    code reads, and objects whose addresses are compared, which must therefore stay alive.
+    """
+
+    def __init__(self, answered: Answered, values: Sequence[Any]):
+        self.answered, self.values, self.tensors = answered, values, tensors
+        self.flat, self.plan = flattened(values), getattr(answered.by, "plan", None)
+        self.is_torch = any(type(each) in tensors.kinds for each in self.flat)
+        self.places: dict[int, tuple[int, int]] = {}
+        self.fields_at: dict[int, int] = {}
+        self.described: list[Value] = []
+        self.kept: list[Any] = [answered.by, self.plan, answered.kept]
+        self.containers, self.arrays, self.used = 1, 0, 0
+
+    def at(self, block: Any) -> int:
         """The address of a block of memory, which is kept."""
         self.kept.append(block)
         return ctypes.addressof(block)
 
-    def _made(self, positional: int, names: Sequence[str]) -> calls.Entry:
-        answered, values, flat = self.answered, self.arguments.described, flattened(self.values)
-        operands = [self._operand(each) for each in answered.operands]
-        if self.used != self.arguments.arrays:  # an array that is no operand is an attribute's value, which may change
-            raise NotNative
-        self.kept.append(names)
-        return calls.Entry(
-            positional=positional,
-            named=len(names),
-            names=self._at(words(map(id, names))),
-            values=len(values),
-            first_value=self._at(several(calls.Value, values)),
-            owner=id(self),
-            is_torch=self.is_torch,
-            watchers=self.tensors.watchers(flat) if answered.watched else calls.NONE,
-            operands=len(operands),
-            first_operand=self._at(several(calls.Operand, operands)),
-            order=self._at(words(range(len(operands)))),
-            **(self._of_plan() if self.by_plan else self._of_function()),
-        )
+    # --- values: what the arguments must be ---
 
-    def _of_plan(self) -> dict[str, int]:
-        answered, plan = self.answered, self.answered.by.plan
-        lists = lists_of(answered.by.op)
+    def _describe(self, value: Any, container: int, index: int) -> None:
+        """Append the description of a value, and those of its items or fields."""
+        made = Value(container, index, **self._expected(value, container, index))
+        self.described.append(made)
+        if made.kind in (calls.TUPLE, calls.LIST):
+            for place, item in enumerate(value):
+                self._describe(item, made.inside, place)
+        elif made.kind == calls.RECORD:
+            for place, name in enumerate(fields(type(value))):
+                if name in RECORDS[type(value)]:
+                    self.described.append(Value(made.inside, place, calls.INTEGER, type=id(int)))
+                else:
+                    self._describe(getattr(value, name, None), made.inside, place)
+
+    def _expected(self, value: Any, container: int, index: int) -> Mapping[str, int]:
+        if is_sequence(value):
+            return self._sequence(value, container, index)
+        kind = type(value)
+        if kind in RECORDS:
+            names = fields(kind)
+            if abi.words(id(value) + abi.FIELDS, len(names)) != [id(getattr(value, name, None)) for name in names]:
+                raise NotNative  # its layout in memory is not the one that native code reads
+            self.fields_at[id(value)] = inside = self._new_container()
+            return {"kind": calls.RECORD, "type": id(kind), "inside": inside}
+        is_tensor = kind in self.tensors.kinds
+        if kind is not np.ndarray and not is_tensor:
+            return self._number(value)
+        self.arrays += 1
+        place = self.places.setdefault(id(value), (container, index))
+        if place != (container, index):
+            return _same(place)
+        self.kept.append(kind)
+        if not is_tensor:
+            is_written = not self.answered.new and any(value is result for result in self.answered.results)
+            flags = abi.WRITEABLE if is_written else 0
+            return {"kind": calls.ARRAY, "type": id(kind), "flags": flags, "layout": self._layout(value)}
+        expected = self.tensors.of_value(value)
+        if self.plan is not None and expected["records_grad"]:  # PyTorch has recorded what the plan did
+            raise NotNative
+        return {"kind": calls.TENSOR, **expected, "layout": self._layout(value)}
+
+    def _layout(self, array: Any) -> int:
+        """The address of the layout of an array or a tensor."""
+        if type(array) in self.tensors.kinds:
+            dtype, sizes = self.tensors.dtype(array), self.tensors.sizes(array)
+        else:
+            dtype, sizes = id(array.dtype), (*array.shape, *array.strides)
+            self.kept.append(array.dtype)
+        return self.at(calls.Layout(dtype, len(sizes) // 2, self.at(words(sizes))))
+
+    def _new_container(self) -> int:
+        self.containers += 1
+        if self.containers > calls.CONTAINERS:
+            raise NotNative
+        return self.containers - 1
+
+    def _sequence(self, value: Any, container: int, index: int) -> Mapping[str, int]:
+        place = self.places.setdefault(id(value), (container, index))
+        if value and place != (container, index):
+            self.arrays += sum(id(each) in self.places for each in flattened(value))
+            return _same(place)
+        if len(value) > MOST_ITEMS:
+            raise NotNative
+        kind = type(value)
+        self.kept.append(kind)
+        which, inside = calls.LIST if kind is list else calls.TUPLE, self._new_container()
+        return {"kind": which, "type": id(kind), "length": len(value), "inside": inside}
+
+    def _number(self, value: Any) -> Mapping[str, int]:
+        if not is_plain(value):
+            raise NotNative
+        kind = type(value)
+        self.kept.append(value)
+        expected = {"object": id(value), "type": id(kind)}
+        if kind is float:
+            return {"kind": calls.FLOAT, "bits": struct.unpack("q", struct.pack("d", value))[0], **expected}
+        return {"kind": calls.EQUAL if kind in (int, str) else calls.OBJECT, **expected}
+
+    # --- the entry ---
+
+    def of_entry(self) -> dict[str, int]:
+        """The fields of the entry, but for those that `Entry` writes."""
+        answered = self.answered
+        if len(self.values) > MOST_VALUES:
+            raise NotNative
+        for index, value in enumerate(self.values):
+            self._describe(value, 0, index)
+        operands = [self._operand(operand) for operand in answered.operands]
+        if self.used != self.arrays:  # an array that is no operand is an attribute's value, which may change
+            raise NotNative
+        return {
+            "values": len(self.described),
+            "first_value": self.at(several(Value, self.described)),
+            "is_torch": self.is_torch,
+            "watchers": self.tensors.watchers(self.flat) if answered.watched else calls.NONE,
+            "operands": len(operands),
+            "first_operand": self.at(several(calls.Operand, operands)),
+            "order": self.at(words(range(len(operands)))),
+            **(self._of_function() if self.plan is None else self._of_plan(self.plan)),
+        }
+
+    def _of_plan(self, plan: Any) -> dict[str, int]:
+        answered, lists = self.answered, lists_of(self.answered.by.op)
         if plan.copies or lists is None:
             raise NotNative
         if lists:
@@ -289,12 +280,16 @@ class Entry:
             found = answered.answer if isinstance(answered.answer, tuple) else (answered.answer,)
             same = len(found) == len(answered.results) and all(map(operator.is_, found, answered.results))
         else:  # PyTorch counts how often a tensor was written to
-            same = not self.is_torch and any(each is answered.answer for each in self.values)
+            same = not self.is_torch and any(value is answered.answer for value in self.values)
         if not same:  # the call returned anything but the plan's results
             raise NotNative
+        if not self.is_torch:
+            for spec, array in zip(answered.by.specs, answered.operands, strict=False):
+                if spec is not None and type(array) is np.ndarray and not _is_still(array, spec):
+                    raise NotNative  # another thread has given the array another shape since the plan was made for it
         out = calls.NONE
         if not answered.new and not lists:
-            out = next((place for place, each in enumerate(self.values) if each is answered.answer), calls.NONE)
+            out = next((place for place, value in enumerate(self.values) if value is answered.answer), calls.NONE)
         results = [self._result(number) for number in range(len(answered.results) if out == calls.NONE else 0)]
         return {
             "plan": plan.address,
@@ -304,7 +299,7 @@ class Entry:
             "out": out,
             "lists": lists,
             "results": len(results),
-            "first_result": self._at(several(calls.Result, results)),
+            "first_result": self.at(several(calls.Result, results)),
             "tables_from": pool.source(8 * calls.TABLES * len(answered.operands)),
         }
 
@@ -314,50 +309,43 @@ class Entry:
             raise NotNative
         item, whole = calls.NONE, answered.results
         if isinstance(whole, tuple) and answered.answer is not whole:
-            item = next((place for place, each in enumerate(whole) if each is answered.answer), calls.NONE)
+            item = next((place for place, result in enumerate(whole) if result is answered.answer), calls.NONE)
         if item == calls.NONE and answered.answer is not whole:
             raise NotNative
         return {"apply": id(answered.by), "item": item}
 
     def _operand(self, operand: Any) -> calls.Operand:
-        answered, by_plan = self.answered, self.by_plan
+        answered, by_plan = self.answered, self.plan is not None
         if operand is None and by_plan:
             return calls.Operand(calls.LEFT_OUT)
         if by_plan and answered.new:
-            for number, each in enumerate(answered.results):
-                if operand is each:
+            for number, result in enumerate(answered.results):
+                if operand is result:
                     return calls.Operand(calls.NEW, result=number)
-        if by_plan and id(operand) in self.arguments.fields_at:
+        if by_plan and id(operand) in self.fields_at:
             # An operand that holds a record's numbers.
             kind = type(operand)
-            places = [fields(kind).index(each) for each in RECORDS[kind]]
+            places = [fields(kind).index(name) for name in RECORDS[kind]]
             if len(places) > calls.MOST_NUMBERS:
                 raise NotNative
-            found = calls.Numbers(self.arguments.fields_at[id(operand)], len(places), self._at(words(places)))
-            return calls.Operand(calls.NUMBERS, numbers=self._at(found))
+            numbers = calls.Numbers(self.fields_at[id(operand)], len(places), self.at(words(places)))
+            return calls.Operand(calls.NUMBERS, numbers=self.at(numbers))
         if id(operand) in self.places:
             self.used += 1
             return calls.Operand(calls.ARGUMENT, *self.places[id(operand)])
-        if any(operand is each for each in answered.kept) or (not by_plan and is_plain(operand)):
+        if any(operand is kept for kept in answered.kept) or (not by_plan and is_plain(operand)):
             self.kept.append(operand)
             return calls.Operand(calls.KEPT, object=id(operand))
         raise NotNative
 
     def _result(self, number: int) -> calls.Result:
         answered = self.answered
-        result = answered.results[number]
         if not answered.new:
             return calls.Result(len(answered.operands) - len(answered.results) + number)
-        make = answered.by.makers[number]
-        if self.is_torch:
-            plainly, sizes = self.tensors.is_plainly_made(make), self.tensors.sizes(result)
-            dtype, rank = self.tensors.dtype(result), len(sizes) // 2
-        else:
-            plainly = isinstance(make, functools.partial) and make.func is np.empty  # as native code makes it, too
-            dtype, rank, sizes = id(result.dtype), result.ndim, result.shape
-        self.kept += [make, result.dtype]
-        maker = 0 if plainly else id(make)
-        return calls.Result(calls.NONE, maker, dtype, device=-1, rank=rank, sizes=self._at(words(sizes)))
+        make, empty = answered.by.makers[number], self.tensors.empty if self.is_torch else np.empty
+        self.kept.append(make)
+        is_empty = isinstance(make, functools.partial) and make.func is empty  # as native code makes it, too
+        return calls.Result(calls.NONE, 0 if is_empty else id(make), self._layout(answered.results[number]))
 
 
 def _is_still(array: Any, spec: Spec) -> bool:

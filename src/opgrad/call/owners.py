@@ -95,7 +95,9 @@ def over_arrays(op: Operator, given: Mapping[str, Any], change: Callable[[str, A
             changed[name] = [change(f"{name}[{i}]", array) for i, array in enumerate(value)]
         elif value is not None:
             changed[name] = change(name, value)
-    return {**(given if op.general is None else op.general.over_arrays(given, change)), **changed}
+    if op.general is not None and not given.keys().isdisjoint(op.general.keywords):
+        given = op.general.over_arrays(given, change)
+    return {**given, **changed}
 
 
 def foreign(op: Operator, given: Mapping[str, Any]) -> bool:

@@ -31,30 +31,27 @@ class PlannedCall(Function):
     """
 
     def __init__(self, op: Operator, given: dict[str, Any]):
-        runner = arrays.ArrayRunner(op, (), given)
-        outputs = given["out"] if isinstance(given["out"], tuple) else (given["out"],)
-        first = [name for name in op.arrays if name in op.parameters and given.get(name) is not None]
-        self._op, self._runner, self._first = op, runner, first
-        self._bound = {name: given.get(name) for name in op.arrays if name not in first}
-        self._call = [(*_signature(given[name]), name) for name in first]
+        out, runner = given["out"], arrays.ArrayRunner(op, given)
+        outputs = out if type(out) is tuple else (out,)
+        self._op, self._runner = op, runner
+        self._first = [name for name in op.arrays if name in op.parameters and given.get(name) is not None]
+        # The arrays that calls do not bring, in the operator's order, with None for those that they do.
+        self._bound = {name: None if name in self._first else given.get(name) for name in op.arrays}
+        self._call = [(*_signature(given[name]), name) for name in self._first]
         self._call += [(*_signature(each), f"out for {name}") for each, name in zip(outputs, op.results, strict=True)]
-        self._tail = tuple(self._bound.values())
-        places = {name: place for place, name in enumerate((*first, *self._bound))}
-        self._places = [places[name] for name in op.arrays]
-        self._count = len(op.arrays) + len(outputs)
         self.bytes_moved = runner.plan.bytes_moved
         self.scratch_bytes = runner.plan.scratch_bytes
         if SUPPORTED:
             self._python = self.__call__
             self._entries = Entries(self, self._python)
-        self._enter(tuple(given[name] for name in first), [given.get(name) for name in op.arrays], given["out"])
+        self._enter({name: given[name] for name in self._first}, out)
 
-    def _enter(self, inputs: tuple[Array, ...], several: Sequence[Array | None], out: Any) -> None:
+    def _enter(self, inputs: dict[str, Array], out: Any) -> None:
         """Let calls on such arrays be native."""
         if SUPPORTED and not self._runner.plan.copies:
-            outputs = out if type(out) is tuple else (out,)
-            answered = Answered(self._runner, [*several, *outputs], outputs, False, out, self._tail)
-            self._entries.enter(answered, inputs, {"out": out})
+            outputs, operands = out if type(out) is tuple else (out,), (self._bound | inputs).values()
+            answered = Answered(self._runner, [*operands, *outputs], outputs, False, out, tuple(self._bound.values()))
+            self._entries.enter(answered, tuple(inputs.values()), {"out": out})
 
     @property
     def implementation(self) -> str:
@@ -76,20 +73,16 @@ class PlannedCall(Function):
         Raises TypeError or ValueError, before anything is written, for arrays that are not as planned, a read-only
         `out`, and an `out` that overlaps another array in a way that is not allowed.
         """
-        tail = self._tail
-        if where is not None or operands is not None or seed is not None or offset is not None:
-            tail = self._replaced(where, operands, seed, offset)
+        replaced = self._replaced(where, operands, seed, offset)
         outputs: tuple[Any, ...] = out if type(out) is tuple else (out,)
-        if len(inputs) != len(self._first) or len(inputs) + len(tail) + len(outputs) != self._count:
+        if len(inputs) != len(self._first) or len(outputs) != len(self._op.results):
             expected = f"{', '.join(self._first)} and {len(self._op.results)} for out"
             raise TypeError(f"{self._op.name}: {len(inputs)} arrays and {len(outputs)} for out, expected {expected}")
-        several: tuple[Any, ...] = (*inputs, *tail)
-        if tail:
-            several = tuple([several[place] for place in self._places])
         self._check(inputs, outputs)
-        self._runner.computed(several, outputs)
-        if tail is self._tail:
-            self._enter(inputs, several, out)
+        given = dict(zip(self._first, inputs, strict=True))
+        self._runner.computed([*(self._bound | replaced | given).values()], outputs)
+        if not replaced:
+            self._enter(given, out)
         return out
 
     def _check(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -111,24 +104,23 @@ class PlannedCall(Function):
 
     def _replaced(
         self, where: Array | None, operands: Sequence[Any] | None, seed: int | None, offset: int | None
-    ) -> tuple[Any, ...]:
-        """The arrays of attributes, some of them others than were planned."""
-        bound: dict[str, Any] = dict(self._bound)
-        shape = self._call[0][0]
+    ) -> dict[str, Array]:
+        """The arrays that attributes bring in place of those that were planned."""
+        replaced, shape = dict[str, Array](), self._call[0][0]
         if where is not None:
-            bound["where"] = self._as_planned("where", where, shape)
+            replaced["where"] = self._as_planned("where", where, shape)
         if operands is not None:
-            names = [name for name in bound if name.startswith("post_ops")]
+            names = [name for name in self._bound if name.startswith("post_ops")]
             if len(operands) != len(names):
                 raise ValueError(f"{self._op.name}: operands has {len(operands)} arrays, expected {len(names)}")
-            bound |= {name: self._as_planned(name, each, shape) for name, each in zip(names, operands, strict=True)}
+            replaced |= {name: self._as_planned(name, each, shape) for name, each in zip(names, operands, strict=True)}
         if seed is not None or offset is not None:
-            if STATE not in bound:
+            planned: Any = self._bound.get(STATE)
+            if planned is None:
                 raise ValueError(f"{self._op.name}: seed is given, but no dropout is planned")
-            planned: Any = bound[STATE]
             words = Dropout(0.0, planned[0] if seed is None else seed, planned[1] if offset is None else offset)
-            bound[STATE] = HOST.state(words.seed, words.offset, planned)
-        return tuple(bound.values())
+            replaced[STATE] = HOST.state(words.seed, words.offset, planned)
+        return replaced
 
     def _as_planned(self, name: str, array: Any, shape: Shape) -> Array:
         planned = self._bound.get(name)

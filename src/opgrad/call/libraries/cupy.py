@@ -131,7 +131,7 @@ def _reaches_gpu() -> bool:
     return True
 
 
-# --- what general calls are put together from: `contract.libraries.Arrays` -------------------------------------------
+# --- what general calls are put together from: `contract.declaration.Arrays` ------------------------------------------
 
 
 def owns(value: Any) -> bool:

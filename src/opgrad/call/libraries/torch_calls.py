@@ -31,6 +31,7 @@ class TorchTensors:
     """How entries describe PyTorch's tensors in the host's memory."""
 
     kinds = KINDS
+    empty = staticmethod(torch.empty_strided)  # makes what native code can make, too
 
     def __init__(self, found: TensorLayout):
         self.found = found
@@ -56,12 +57,12 @@ class TorchTensors:
         return tensor.requires_grad, tensor.dtype, tensor.shape, strides
 
     def of_value(self, tensor: Any) -> dict[str, int]:
-        """The fields of an `objects.Value` for an argument, but for those of its layout."""
+        """The fields of a `calls.Value` for an argument, but for its layout."""
         if tensor.device.type != "cpu" or not tensor.numel():
             raise NotNative
         records = torch.is_grad_enabled() and tensor.requires_grad
         keys = abi.words(tensor._cdata + self.found.keys, 1)[0]
-        return {"type": id(type(tensor)), "keys": keys, "records_grad": records, "dtype": self.dtype(tensor)}
+        return {"type": id(type(tensor)), "keys": keys, "records_grad": records}
 
     def sizes(self, tensor: Any) -> Sequence[int]:
         """Its sizes, then its strides."""
@@ -73,10 +74,6 @@ class TorchTensors:
             return self.found.read("get_dtype", tensor)
         except LookupError:
             raise NotNative from None
-
-    def is_plainly_made(self, make: Any) -> bool:
-        """Whether native code can make a result that Python makes with this function."""
-        return isinstance(make, functools.partial) and make.func is torch.empty_strided
 
     def watchers(self, tensors: Sequence[Any]) -> int:
         """All of them; that for autocast, which is the last, for half precision alone."""
@@ -102,16 +99,16 @@ class _Notes(threading.local):
 _notes = _Notes()
 
 
-def note(by: Any, operands: Sequence[Any], results: Sequence[Any], new: bool, answer: Any) -> None:
-    """Record how the call that this thread is in was answered (`Answered`), if that call collects such notes."""
+def note(answered: Answered) -> None:
+    """Record how the call that this thread is in was answered, if that call collects such notes."""
     if _notes.answered is not None:
-        _notes.answered.append(Answered(by, operands, results, new, answer))
+        _notes.answered.append(answered)
 
 
 def note_effect() -> None:
     """Say that the call has an effect beside its answer, so that it stays Python's."""
     if not torch.compiler.is_compiling():
-        note(None, (), (), False, None)
+        note(Answered(None, (), (), False, None))
 
 
 def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -121,7 +118,7 @@ def answer_whole(function: Callable[..., Any], arguments: tuple[Any, ...]) -> An
         found = function(*arguments)
     finally:
         _notes.answered = outside
-    note(function, arguments, found, True, found)
+    note(Answered(function, arguments, found, True, found))
     return found
 
 

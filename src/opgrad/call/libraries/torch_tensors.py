@@ -21,6 +21,7 @@ import torch
 
 from opgrad.call import arrays, owners
 from opgrad.call.arrays import HostRunner, extent
+from opgrad.call.entries import Answered
 from opgrad.call.libraries import torch_calls, torch_private
 from opgrad.call.libraries.device import Runners
 from opgrad.call.libraries.torch_calls import KINDS
@@ -314,7 +315,7 @@ def numpy_dtypes(out_dtype: Any) -> Any:
     return numpy_dtype(out_dtype) if isinstance(out_dtype, torch.dtype) else out_dtype
 
 
-# --- what general calls are put together from: `contract.libraries.Arrays` -------------------------------------------
+# --- what general calls are put together from: `contract.declaration.Arrays` ------------------------------------------
 
 
 def owns(value: Any) -> bool:
@@ -435,12 +436,10 @@ class _HostMemory(_TensorMemory):
 class _HostRunner(HostRunner):
     """Runs the calls of one signature on the CPU, and notes how each was answered."""
 
-    def run(self, given: Mapping[str, Any]) -> Any:
-        out = given.get("out")
-        operands, results = self.computed([given.get(name) for name in self.op.inputs], out)
-        answer = self.finish(tuple(results))
-        torch_calls.note(self, operands, results, out is None, answer)
-        return answer
+    def answered(self, arguments: Mapping[str, Any]) -> Answered:
+        answered = super().answered(arguments)
+        torch_calls.note(answered)
+        return answered
 
 
 def view_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
