@@ -25,7 +25,13 @@ from opgrad.contract.attributes import FINITE, FLOATS, INTEGERS, Array, Attribut
 from opgrad.ops.softmax import log_softmax
 
 
-def _label_shape(logits: Shape) -> Shape:
+def logits_of(shapes: Shapes) -> Shape:
+    """The shape of the logits, or of their log-probabilities."""
+    return shapes["logits" if "logits" in shapes else "log_prob"]
+
+
+def _samples(shapes: Shapes, _: Attributes) -> Shape:
+    logits = logits_of(shapes)
     return logits[:1] + logits[2:]
 
 
@@ -33,38 +39,18 @@ def _loss_shape(shapes: Shapes, attributes: Attributes) -> Shape:
     return shapes["labels"] if attributes["reduction"] == "none" else ()
 
 
+def _loss_grad_shape(shapes: Shapes, attributes: Attributes) -> Shape:
+    if attributes["reduction"] == "none":
+        return _samples(shapes, attributes)
+    return (1,) if shapes["dy"] == (1,) else ()
+
+
 Logits = Annotated[Array, Tensor(FLOATS, ranks=range(2, 65))]
-Labels = Annotated[
-    Array,
-    Tensor(
-        INTEGERS,
-        lambda shapes, _: _label_shape(shapes["logits" if "logits" in shapes else "log_prob"]),
-        "that of the logits without axis 1",
-        role="sample",
-    ),
-]
+Labels = Annotated[Array, Tensor(INTEGERS, _samples, "that of the logits without axis 1", role="sample")]
 Weight = Annotated[
-    Array,
-    Tensor(
-        FLOATS,
-        lambda shapes, _: shapes["logits" if "logits" in shapes else "log_prob"][1:2],
-        "the number of classes",
-        role="alone",
-    ),
+    Array, Tensor(FLOATS, lambda shapes, _: logits_of(shapes)[1:2], "the number of classes", role="alone")
 ]
-LossGrad = Annotated[
-    Array,
-    Tensor(
-        FLOATS,
-        lambda shapes, attributes: (
-            _label_shape(shapes["log_prob"])
-            if attributes["reduction"] == "none"
-            else ((1,) if shapes["dy"] == (1,) else ())
-        ),
-        "what the reduction gives",
-        role="sample",
-    ),
-]
+LossGrad = Annotated[Array, Tensor(FLOATS, _loss_grad_shape, "what the reduction gives", role="sample")]
 Bias = Annotated[Array, shaped_like("log_prob")]
 
 LOSS = Tensor(FLOATS, _loss_shape, "what the reduction gives", dtype_of="logits", role="sample")

@@ -17,6 +17,7 @@ def _gathered(shape: Shape, shapes: Shapes, attributes: Attributes) -> Shape:
 
 X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 Indices = Annotated[Array, Tensor(INTEGERS)]
+GRADIENT = {"dx": Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy")}
 Gathered = Annotated[
     Array,
     Tensor(
@@ -85,7 +86,7 @@ def _rows_and_values(
 @operator(
     forward="gather",
     kind="slices",
-    results={"dx": Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy")},
+    results=GRADIENT,
     onnx=OnnxName("GatherGrad", ("shape", "indices", "dy"), ("dx",), {"axis": 0}),
     instead={"sparse": _rows_and_values},
 )
@@ -171,9 +172,6 @@ def _sliced(shapes: Shapes, attributes: Attributes) -> Shape:
 
 # --- elements along an axis ----------------------------------------------------------------------------------------
 
-Whole = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
-GRADIENT = {"dx": Tensor(FLOATS, lambda _, attributes: attributes["shape"], "the argument shape", dtype_of="dy")}
-
 
 def _grid(shape: Shape) -> list[Array]:
     """For each axis its places, with as many dimensions as the shape."""
@@ -189,7 +187,7 @@ def _elements(indices: Array, axis: int) -> tuple[Array, ...]:
 
 @operator(support=IN_GRAPHS, results={"y": shaped_like("indices", dtype_of="x")})
 def gather_elements(
-    x: Whole,
+    x: X,
     indices: Annotated[Array, Tensor(INTEGERS, partial(_elements_like, "gather_elements", ""))],
     axis: Axis = 0,
     *,
@@ -229,7 +227,7 @@ def gather_elements(
     ),
 )
 def gather_elements_grad(
-    dy: Whole,
+    dy: X,
     shape: Sizes,
     indices: Annotated[
         Array, Tensor(INTEGERS, partial(_elements_like, "gather_elements_grad", "dy"), "the shape of dy")
@@ -283,7 +281,7 @@ Tuples = Annotated[Array, Tensor(INTEGERS, ranks=range(1, 65))]
         )
     },
 )
-def gather_nd(x: Whole, indices: Tuples, batch_dims: int = 0, *, out: Array | None = None) -> Array:
+def gather_nd(x: X, indices: Tuples, batch_dims: int = 0, *, out: Array | None = None) -> Array:
     """The slices of x that tuples of indices name.
 
     x: any shape of at least one dimension; float32, float64, float16 or bfloat16.

@@ -22,20 +22,16 @@ from opgrad.contract import (
 )
 from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.contract.quantized import not_negative, number_like, quantized, weight_bits, whole_bytes
-from opgrad.ops.cross_entropy import Positive, Share, reduced
+from opgrad.ops.cross_entropy import Positive, Share, logits_of, reduced
+from opgrad.ops.quantized import NODE as QUANTIZED
 from opgrad.ops.quantized import Scales, Zeros, floats_of
 from opgrad.ops.softmax import log_softmax
 
 LogProb = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 
 
-def _of(shapes: Shapes) -> Shape:
-    """The shape with a class on the last axis."""
-    return shapes["logits" if "logits" in shapes else "log_prob"]
-
-
 def _loss_shape(shapes: Shapes, attributes: Attributes) -> Shape:
-    return _of(shapes)[:-1] if attributes["reduction"] == "none" else ()
+    return logits_of(shapes)[:-1] if attributes["reduction"] == "none" else ()
 
 
 def _loss_grad_shape(shapes: Shapes, attributes: Attributes) -> Shape:
@@ -43,9 +39,9 @@ def _loss_grad_shape(shapes: Shapes, attributes: Attributes) -> Shape:
 
 
 LossGrad = Annotated[Array, Tensor(FLOATS, _loss_grad_shape, "what the reduction gives")]
-Dense = Annotated[Array, Tensor(FLOATS, lambda shapes, _: _of(shapes), "that of the logits")]
+Dense = Annotated[Array, Tensor(FLOATS, lambda shapes, _: logits_of(shapes), "that of the logits")]
 Sparse = Annotated[
-    Array, Tensor(INTEGERS, lambda shapes, _: _of(shapes)[:-1], "that of the logits without the last axis")
+    Array, Tensor(INTEGERS, lambda shapes, _: logits_of(shapes)[:-1], "that of the logits without the last axis")
 ]
 Weight = Annotated[Array, shaped_like("labels")]
 
@@ -278,18 +274,7 @@ def softmax_divergence_and_grad(
     return loss.sum(1), slope * q * (d - mean)
 
 
-NODE = {
-    "N": 0,
-    "K": 0,
-    "bits": 0,
-    "row_block": 1,
-    "column_block": 0,
-    "transB": 1,
-    "signed": 0,
-    "zero_point": 0.0,
-    "reduction": "mean",
-    "ignore_index": -100,
-}
+NODE = {**QUANTIZED, "bits": 0, "reduction": "mean", "ignore_index": -100}
 INPUTS = ("x", "b", "labels", "scales?", "zero_points?", "weight?")
 TYPES: dict[str, str | tuple[str, ...]] = {
     "b": ("uint8", "float32", "float16", "bfloat16"),

@@ -27,7 +27,6 @@ def _channels(shapes: Shapes, _: Attributes) -> Shape:
 
 
 X = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
-Dy = Annotated[Array, Tensor(FLOATS, ranks=range(1, 65))]
 Saved = Annotated[Array, like("dy")]
 Weight = Annotated[Array, Tensor(FLOATS, _normalized, "the shape of x from axis on", dtype_of="x")]
 OfRow = Annotated[Array, Tensor(FLOATS, _rows, "the shape of x with 1 from axis on")]
@@ -103,7 +102,7 @@ def layer_normalization(
     ),
 )
 def layer_normalization_grad(
-    dy: Dy,
+    dy: X,
     x: Saved,
     scale: Weight,
     mean: OfRow,
@@ -182,7 +181,7 @@ def simplified_layer_normalization(
     ),
 )
 def simplified_layer_normalization_grad(
-    dy: Dy, x: Saved, scale: Weight, inv_std: OfRow, axis: Axis = -1, *, out: tuple[Array, ...] | None = None
+    dy: X, x: Saved, scale: Weight, inv_std: OfRow, axis: Axis = -1, *, out: tuple[Array, ...] | None = None
 ) -> tuple[Array, Array]:
     """Gradients of simplified_layer_normalization with respect to its input and scale.
 
