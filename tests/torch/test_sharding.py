@@ -75,13 +75,17 @@ class Shards:
             self.faults.append(f"{what}: {tensor.placements} is not {placement}")
 
     def operator(self, op, layout, **options):
-        """Every argument in turn whole and along each of its axes, the others whole or likewise, where they can be."""
+        """Every argument in turn whole and along each of its axes, the others whole.
+
+        Beside the first, and in the even layout, also likewise, where they can be.
+        """
         arguments, call = tensors(op, SHAPES[layout], **options), OPERATORS[op.name]
         expected = call(*arguments)
         places = [place for place, value in enumerate(arguments) if isinstance(value, torch.Tensor)]
         for chosen in places:
             for placement in self.placements(arguments[chosen]):
-                for others in (self.whole, placement) if layout == "uneven" else (placement,):
+                whole, likewise = layout == "uneven", layout == "even" or chosen == places[0]
+                for others in [self.whole] * whole + [placement] * likewise:
                     given = list(arguments)
                     for place in places:
                         wanted = placement if place == chosen else others
