@@ -344,7 +344,7 @@ def _chain(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[
 def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> BoundGraph:
     """The training graph alone, as the step runs it, with the batch in its place."""
     frozen = {name: array.copy() for name, array in artifacts.frozen.items()}
-    memory = TrainingMemory("bench", Checkpoint(dict(artifacts.trainable), frozen), unchanged=False)
+    memory = TrainingMemory(Checkpoint(dict(artifacts.trainable), frozen), unchanged=False)
     options = session_options(opgrad.get_num_threads())
     graph = open_training(artifacts.training()[0], artifacts.gradients, memory, {}, options, "bench")
     return graph(list(data.values()))

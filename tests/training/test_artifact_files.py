@@ -259,7 +259,7 @@ def test_an_export_takes_no_more_than_a_tensor(way, files, tmp_path, monkeypatch
     trainer = Trainer(made(in_two_files(tmp_path), tmp_path / "set", **WAYS[way]), 0.1)
     trainer.step(BATCH)
     if files == 2:
-        monkeypatch.setattr("opgrad.training.engine.export.LARGEST_MODEL", MODEL // 2)
+        monkeypatch.setattr("opgrad.training.files.tensor_values.LARGEST_MODEL", MODEL // 2)
     trainer.export(tmp_path / "warm.onnx")
     with at_most(TENSOR):
         trainer.export(tmp_path / "out.onnx")

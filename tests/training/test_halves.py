@@ -223,7 +223,7 @@ def test_checkpoints_keep_the_factor(tmp_path):
     assert trainer.loss_scale.to_text() != text
     trainer.restore(saved)
     saved.properties[FACTOR] = "[1.0, 2]"
-    with pytest.raises(ValueError, match=r"Trainer.restore: opgrad.loss_scale is '\[1.0, 2\]', expected the state of"):
+    with pytest.raises(ValueError, match=r"the checkpoint's opgrad.loss_scale is '\[1.0, 2\]', expected the state of"):
         trainer.restore(saved)
     assert (trainer.loss_scale.to_text(), losses(trainer, given, 2)) == (text, after)
 

@@ -26,10 +26,10 @@ from opgrad.onnx.plain import lowering
 from opgrad.onnxruntime.loading import lower_file
 from opgrad.training import ArtifactSet, Checkpoint, Trainer, write_checkpoint
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
-from opgrad.training.engine import export
 from opgrad.training.engine.export import write_inference_model
 from opgrad.training.export import building
 from opgrad.training.export.export import export_step
+from opgrad.training.files import tensor_values
 from opgrad.training.files.weights import Weights, encode
 from opgrad.training.make import artifacts as making
 from opgrad.training.run import fit
@@ -94,7 +94,7 @@ def _checkpoint(path, external_data=False):
 
 def _model(path):
     artifacts = ArtifactSet.load(DIGITS)
-    write_inference_model(artifacts.eval_model, artifacts.trainable, [artifacts.scores], path, "Module")
+    write_inference_model(artifacts.eval_model, artifacts.trainable, [artifacts.scores], path)
 
 
 def _lowered(path):
@@ -140,13 +140,13 @@ def _smaller_artifacts(folder, seed):
 def _exported(folder, seed):
     artifacts = ArtifactSet.load(DIGITS)
     values = {name: array + np.float32(seed) for name, array in artifacts.trainable.items()}
-    write_inference_model(artifacts.eval_model, values, [str(artifacts.scores)], folder / "model.onnx", "Module")
+    write_inference_model(artifacts.eval_model, values, [str(artifacts.scores)], folder / "model.onnx")
 
 
 def _exported_beside(folder, seed):
     """Beyond what one file can hold."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "LARGEST_MODEL", 1000)
+        patch.setattr(tensor_values, "LARGEST_MODEL", 1000)
         _exported(folder, seed)
 
 

@@ -45,9 +45,7 @@ class Settings(RunSettings):
     )
     fuse: bool | None = opt("Replace nodes of the graph by faster ones; default: yes.", "--fuse/--no-fuse")
 
-    loss_scale: str | None = opt(
-        "Compute float16 as it is, with the loss times this; default: in float32.", metavar="X|dynamic"
-    )
+    loss_scale: str | None = opt("Compute in float16, the loss times this; default: in float32.", metavar="X|dynamic")
 
     def of_recipe(self) -> dict[str, Any]:
         """The settings that were given, under the names of a recipe."""
@@ -69,12 +67,8 @@ class Paths:
     resume: Path | None = opt(
         "The checkpoint to go on from, last.checkpoint of a run; default: none.", callback=existing, dir_okay=False
     )
-    export: Path | None = opt(
-        "A file for the trained model, with the outputs that it had; default: none.", dir_okay=False
-    )
-    artifacts: Path | None = opt(
-        "The folder that keeps the artifacts made of a model; default: none does.", file_okay=False
-    )
+    export: Path | None = opt("A file for the trained model, with the outputs it had; default: none.", dir_okay=False)
+    artifacts: Path | None = opt("The folder that keeps the artifacts made of a model; default: none.", file_okay=False)
 
 
 @takes_groups
@@ -219,8 +213,8 @@ def _outputs(artifacts: "ArtifactSet") -> "list[onnx.ValueInfoProto]":
 
     computed = {name for node in artifacts.eval_model.graph.node for name in node.output}
     had = [name for name in model_outputs(artifacts.eval_model) if name in computed and name != artifacts.loss]
-    found = declared_outputs(artifacts.eval_model, had or artifacts.objective.outputs, "train")
-    check_export(artifacts, found, "train")
+    found = declared_outputs(artifacts.eval_model, had or artifacts.objective.outputs)
+    check_export(artifacts, found)
     return found
 
 

@@ -4,12 +4,14 @@ import numbers
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.base.arguments import naming
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, in_float32, is_half, written_inputs
 from opgrad.onnx.graph.loading import Source, name_of, read_model
@@ -210,7 +212,7 @@ class CheckpointState:
             raise TypeError(f"CheckpointState: state is {type(state).__name__}, expected Checkpoint")
         take = mapped_files.own if owned else np.copy
         frozen = {name: take(array) for name, array in state.frozen.items()}
-        self._memory = TrainingMemory("CheckpointState", replace(state, frozen=frozen), unchanged=owned)
+        self._memory = TrainingMemory(replace(state, frozen=frozen), unchanged=owned)
         self._parameters = Parameters(self._memory)
         self._properties = Properties(state.properties)
 
@@ -390,7 +392,7 @@ class Module:
             names = ", ".join(spec.name for spec in specs)
             raise ValueError(f"{WHO}: {len(user_inputs)} inputs, expected {len(specs)}: {names}")
         values = [_value(value, spec) for value, spec in zip(user_inputs, specs, strict=True)]
-        check_inputs(specs, values, WHO)
+        check_inputs(specs, values)
         if signature is not None:
             if len(self._fitting) == MOST_SIGNATURES:
                 self._fitting.clear()
@@ -536,7 +538,8 @@ class Module:
         held = {**self._memory.parameters, **self._memory.frozen}
         parameters = {**self._constants, **{name: held[name] for name in sorted(held)}}
         names = list(dict.fromkeys(graph_output_names))
-        write_inference_model(self._eval_model, parameters, names, os.fspath(inference_model_uri), caller)
+        with naming(caller):
+            write_inference_model(self._eval_model, parameters, names, Path(os.fspath(inference_model_uri)))
 
 
 def _fit(graph: onnx.GraphProto, memory: TrainingMemory) -> None:
@@ -547,7 +550,7 @@ def _fit(graph: onnx.GraphProto, memory: TrainingMemory) -> None:
         memory.frozen = {name: np.zeros(_fixed(specs[name].shape), specs[name].dtype) for name in memory.frozen}
     for name in written_inputs(graph) & memory.frozen.keys():
         memory.frozen[name] = in_float32(memory.frozen[name])
-    check_parameters(WHO, specs, memory.parameters, memory.frozen)
+    check_parameters(specs, memory.parameters, memory.frozen)
     for name in memory.parameters:
         kind = specs[name + BUFFER_SUFFIX].dtype
         if kind != np.float32 and not is_half(kind):

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,14 @@ from opgrad.onnx.graph.nodes import attributes_of, captured, reads_values
 from opgrad.training.engine.training_graph import borrowed
 from opgrad.training.files.checkpoint_tables import ELEMENT_TYPES
 from opgrad.training.files.tensor_values import (
-    LARGEST_MODEL,
     Held,
-    ValuesFile,
     array_of,
     is_placeholder,
-    model_bytes,
     placeholder,
+    refer,
     tensor_of,
     write_model,
+    write_whole,
 )
 from opgrad.tune import peft
 from opgrad.tune.language_model import LanguageModel
@@ -187,9 +185,7 @@ def write_tuned(
     for tensor in model.graph.initializer:
         if is_placeholder(tensor) and tensor.name in base.files:  # it lies where it lies in the base's files
             path, start, count = base.files[tensor.name]
-            del tensor.external_data[:]
-            for key, value in (("location", path.name), ("offset", start), ("length", count)):
-                tensor.external_data.add(key=key, value=str(value))
+            refer(tensor, path.name, start, count)
     # What onnxruntime's `LoraAdapter` and onnxruntime-genai's `Adapters` load.
     form = onnxruntime.AdapterFormat()
     form.set_adapter_version(VERSION)
@@ -211,7 +207,7 @@ def write_merged(
 ) -> list[str]:
     """Write a model with all of its values, and what belongs to the base beside it, into a folder."""
     with staged(folder) as new:
-        _write_whole(model, values, new / MODEL, file)
+        write_whole(model, values, new / MODEL, beside=file.with_name(f"{file.name}.data").is_file())
         return _finished(new, file.parent, about)
 
 
@@ -230,21 +226,12 @@ def write_like(
         with staged(folder / part) as new:
             for name in (each for each in names if each.parent == part):
                 if name == file.relative_to(source):
-                    _write_whole(model, values, new / name.name, file)
+                    write_whole(model, values, new / name.name, beside=file.with_name(f"{file.name}.data").is_file())
                 elif name == Path(ABOUT):
                     new_file(new / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
                 else:
                     new_file(new / name.name, (source / name).read_bytes())
     return [each.as_posix() for each in names]
-
-
-def _write_whole(model: onnx.ModelProto, values: Mapping[str, Held], path: Path, file: Path) -> None:
-    """Write a model with all of its values; large ones into a file beside it, as `file` has them."""
-    with ExitStack() as stack:
-        outside = None
-        if model_bytes(model, values) > LARGEST_MODEL or file.with_name(f"{file.name}.data").is_file():
-            outside = stack.enter_context(ValuesFile(path.with_name(f"{path.name}.data")))
-        write_model(model, values, path, outside)
 
 
 def _finished(new: Path, source: Path, about: Mapping[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from opgrad.onnx.graph.nodes import captured
 from opgrad.training.files.artifact_set import AdamWRule, ArtifactSet
 from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import Held, inputs_of_all
+from opgrad.training.make.blocks import ModelAccessor
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
 from opgrad.training.make.selection import Candidates, torn_layers, torn_note
 from opgrad.training.make.tensors import matching
@@ -103,7 +104,7 @@ class Room:
     limit: Limit
 
 
-def plan(made: Differentiated, room: Room, who: str) -> tuple[MemoryPlan, onnx.ModelProto]:
+def plan(made: Differentiated, room: Room) -> tuple[MemoryPlan, onnx.ModelProto]:
     """Choose the layers that are computed again; returns the choice and the training graph.
 
     made: the graph of the loss and the gradients, its outputs.
@@ -128,7 +129,7 @@ def plan(made: Differentiated, room: Room, who: str) -> tuple[MemoryPlan, onnx.M
     if not chosen.fits and limit.is_given:
         least = math.ceil(chosen.bytes / 1e6)
         raise ValueError(
-            f"{who}: memory is {limit.bytes // 10**6} MB, expected at least {least} MB for batches of this size; "
+            f"{WHO}: memory is {limit.bytes // 10**6} MB, expected at least {least} MB for batches of this size; "
             "shorter examples or fewer rows take less"
         )
     while chosen.fits and high - low > 1:
@@ -227,9 +228,10 @@ def prepare(
     trained, inputs = task.with_loss(replace(base, model=model), weights, form, plain)
     room, chosen = cuts if isinstance(cuts, Room) else None, None
     layers = task.ends_of_layers(cuts.layers, trained.model) if isinstance(cuts, Room) else cuts or ()
-    models = training_models(copied(trained.model), [trained.loss], names, [], WHO, None, stored, MODEL, ends=layers)
+    accessor = ModelAccessor(copied(trained.model), apart=stored)
+    models = training_models(accessor, [trained.loss], names, [], WHO, None, MODEL, layers)
     if room is not None:
-        chosen, cut = plan(models.made, replace(room, layers=layers), WHO)
+        chosen, cut = plan(models.made, replace(room, layers=layers))
         models = models.of(cut)
     elif layers:
         models = models.of(models.made.model(layers))

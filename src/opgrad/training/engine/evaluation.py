@@ -41,7 +41,7 @@ def class_count(artifacts: ArtifactSet, data: Dataset) -> int | None:
     scores = artifacts.objective.scores
     if scores is None or artifacts.objective.classes is None:
         return None
-    (known,) = declared_outputs(artifacts.eval_model, [scores], f"class_count: {artifacts.directory / FILES[1]}")
+    (known,) = declared_outputs(artifacts.eval_model, [scores])
     sizes = known.type.tensor_type.shape.dim
     if len(sizes) > 1 and sizes[1].HasField("dim_value"):
         return sizes[1].dim_value
@@ -65,16 +65,16 @@ def check_labels(artifacts: ArtifactSet, data: Dataset, origin: str) -> None:
     if objective.every:
         check_classes(data.arrays[spec.name], count, objective.ignored, spec, origin)
         return
-    classes, who, axis = objective.classes, f"check_labels: {artifacts.directory / FILES[1]}", spec.axis or 0
+    classes, what, axis = objective.classes, f"labels of {artifacts.directory / FILES[1]}", spec.axis or 0
     assert classes is not None
-    session = _session_of(artifacts, classes, who)  # computes the labels as the loss takes them
+    session = _session_of(artifacts, classes, what)  # computes the labels as the loss takes them
     names = [item.name for item in session.get_inputs()]
     if not set(names) <= data.arrays.keys():
         return
     for start, batch in batches(data, artifacts.batch_rows or ROWS):
         if artifacts.batch_rows not in (None, batch.rows):
             continue
-        taken = run(session, [classes], {name: batch.arrays[name] for name in names}, who)[0]
+        taken = run(session, [classes], {name: batch.arrays[name] for name in names}, what)[0]
         wrong = taken[_wrong(taken, count, objective.ignored)]
         if wrong.size:
             place = np.argwhere(batch.arrays[spec.name] == wrong[0])[0]
@@ -111,19 +111,19 @@ def _scores_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tu
     scores = artifacts.objective.scores
     if scores is None:
         return None
-    who = f"scores of {artifacts.directory / FILES[1]}"
-    session = _session_of(artifacts, scores, who)
+    what = f"scores of {artifacts.directory / FILES[1]}"
+    session = _session_of(artifacts, scores, what)
     values = {**batch, **artifacts.values}
-    found: np.ndarray = run(session, None, {item.name: values[item.name] for item in session.get_inputs()}, who)[0]
+    found: np.ndarray = run(session, None, {item.name: values[item.name] for item in session.get_inputs()}, what)[0]
     return found.shape
 
 
-def _session_of(artifacts: ArtifactSet, wanted: str, who: str) -> onnxruntime.InferenceSession:
-    """A session of the part of the eval graph that computes one tensor. who: its name in messages."""
+def _session_of(artifacts: ArtifactSet, wanted: str, what: str) -> onnxruntime.InferenceSession:
+    """A session of the part of the eval graph that computes one tensor. what: its name in messages."""
     source = artifacts.evaluation
-    model = graph_between(source, [], declared_outputs(source, [wanted], who))
+    model = graph_between(source, [], declared_outputs(source, [wanted]))
     import_microsoft(model)
-    return open_session(model, session_options(1), who)
+    return open_session(model, session_options(1), what)
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ class Evaluator:
 
     def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions):
         self._artifacts, self._objective = artifacts, artifacts.objective
-        self._who = f"Evaluator: {artifacts.directory / FILES[1]}"
-        self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs, self._who)
+        self._what = f"Evaluator: {artifacts.directory / FILES[1]}"
+        self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs)
         self._options = options
         self._reduction = _ReductionSearch(artifacts.eval_model).of(artifacts.loss) or BatchReduction()
         self._classes: int | None = None  # the number of classes; 0: it cannot be found out
@@ -161,7 +161,7 @@ class Evaluator:
             if name not in known:
                 model.graph.output.add().name = name
         import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
-        return open_session(model, self._options, self._who)
+        return open_session(model, self._options, self._what)
 
     @property
     def _compared(self) -> list[str]:
@@ -194,7 +194,7 @@ class Evaluator:
         wanted = [self._artifacts.loss, *(name for name in others if name in given)]
         for _, batch in batches(data, batch_size):
             feeds = {name: batch.arrays[name] for name in names}
-            outputs = run(self._session, wanted, {**feeds, **parameters}, self._who)
+            outputs = run(self._session, wanted, {**feeds, **parameters}, self._what)
             results = dict(zip(wanted, outputs, strict=True))
             found = {**parameters, **feeds, **results}
             hits, answers = self._count(found, batch.weight())
@@ -222,8 +222,8 @@ class Evaluator:
 
         model: the file. data, batch_size: as in `evaluate`. Returns None if the label is no class.
         """
-        who = f"exported_accuracy: {model}"
-        session = _stock(model, who)
+        what = f"exported_accuracy: {model}"
+        session = _stock(model, what)
         if not self._compared:
             return None
         rest = self._between(onnx.load(model, load_external_data=False).graph.output)
@@ -231,12 +231,12 @@ class Evaluator:
         right, counted = 0, 0.0
         for _, batch in batches(data, batch_size):
             found = {**batch.arrays, **self._artifacts.constants}
-            outputs = run(session, None, {name: found[name] for name in names}, who)
+            outputs = run(session, None, {name: found[name] for name in names}, what)
             found |= dict(zip([item.name for item in session.get_outputs()], outputs, strict=True))
             if rest is not None:
                 asked = [item.name for item in rest.get_outputs()]
                 feeds = {item.name: found[item.name] for item in rest.get_inputs()}
-                found |= dict(zip(asked, run(rest, asked, feeds, who), strict=True))
+                found |= dict(zip(asked, run(rest, asked, feeds, what), strict=True))
             hits, answers = self._count(found, batch.weight())
             right += hits
             counted += answers
@@ -251,8 +251,7 @@ class Evaluator:
         missing = [name for name in self._compared if name not in known]
         if not missing:
             return None
-        wanted = declared_outputs(source, missing, "exported_accuracy")
-        rest = graph_between(source, list(outputs), wanted)
+        rest = graph_between(source, list(outputs), declared_outputs(source, missing))
         if has_halves(source, LOADED_AS_FLOATS):  # the outputs are float32, then: see `_stock`
             compute_in_float32(rest, {each.name for each in outputs})
         return _stock(rest, "exported_accuracy")
@@ -271,12 +270,12 @@ class Evaluator:
         return labels != ignored if ignored is not None else np.ones(labels.shape, np.bool_)
 
 
-def _stock(model: str | PathLike[str] | onnx.ModelProto, who: str) -> onnxruntime.InferenceSession:
+def _stock(model: str | PathLike[str] | onnx.ModelProto, what: str) -> onnxruntime.InferenceSession:
     """A session without opgrad's operators; it computes in float32 what onnxruntime's CPU has no kernels for."""
-    bare = model if isinstance(model, onnx.ModelProto) else read_model(model, who, outside=False)
-    folds, given = check_sizes(bare, who), bare.SerializeToString() if bare is model else model
+    bare = model if isinstance(model, onnx.ModelProto) else read_model(model, what, outside=False)
+    folds, given = check_sizes(bare, what), bare.SerializeToString() if bare is model else model
     if bare is not model and has_halves(bare, LOADED_AS_FLOATS):
-        whole = read_model(model, who)
+        whole = read_model(model, what)
         compute_in_float32(whole)
         given = whole.SerializeToString()
     options = onnxruntime.SessionOptions()
@@ -284,7 +283,7 @@ def _stock(model: str | PathLike[str] | onnx.ModelProto, who: str) -> onnxruntim
     if not isinstance(given, bytes) and Path(f"{given}.data").is_file():
         # A model beyond 2 GiB: onnxruntime maps its weights, unless it reorders them into a second copy.
         options.add_session_config_entry("session.disable_prepacking", "1")
-    return loading.open_session(given, options, who, stock=True, folds=folds)
+    return loading.open_session(given, options, what, stock=True, folds=folds)
 
 
 # --- how a loss is reduced --------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import onnx
 from onnx import helper
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.base.files import destination, staged
 from opgrad.onnx.graph.conversion import LOADED_AS_FLOATS, compute_in_float32, has_halves, rounded
 from opgrad.onnx.graph.loading import read_model
@@ -18,16 +19,7 @@ from opgrad.onnxruntime import loading
 from opgrad.onnxruntime.loading import ELEMENT_TYPES
 from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.files.artifact_set import ArtifactSet
-from opgrad.training.files.tensor_values import (
-    LARGEST_MODEL,
-    Held,
-    ValuesFile,
-    model_bytes,
-    placeholder,
-    tensor_of,
-    with_values,
-    write_model,
-)
+from opgrad.training.files.tensor_values import Held, placeholder, tensor_of, write_whole
 from opgrad.training.make.checks import check_built, without_values
 
 
@@ -45,15 +37,15 @@ def export_model(
     path: the file; beyond 2 GiB the parameters are in one of this name with ".data" appended. An error on the way
         leaves older files as they were.
     """
-    values, path = {**artifacts.constants, **parameters}, destination(Path(path))
-    _save(*_inference_model(artifacts.eval_model, artifacts.name, values, outputs), path, "export")
+    values = {**artifacts.constants, **parameters}
+    _save(*_inference_model(artifacts.eval_model, artifacts.name, values, outputs), Path(path))
 
 
-def check_export(artifacts: ArtifactSet, outputs: Sequence[onnx.ValueInfoProto], who: str) -> None:
+def check_export(artifacts: ArtifactSet, outputs: Sequence[onnx.ValueInfoProto]) -> None:
     """Raise ValueError if `export_model` would fail, or if stock onnxruntime would not take what it writes."""
     model, _ = _inference_model(artifacts.eval_model, artifacts.name, artifacts.values, outputs)
-    check_built(model, who)
-    what = f"{who}: the model that would be exported of {artifacts.directory}"
+    what = f"the model that would be exported of {artifacts.directory}"
+    check_built(model, what)
     bare = without_values(model, unknown=False)
     if has_halves(bare, LOADED_AS_FLOATS):
         compute_in_float32(bare)
@@ -61,31 +53,19 @@ def check_export(artifacts: ArtifactSet, outputs: Sequence[onnx.ValueInfoProto],
 
 
 def write_inference_model(
-    source: onnx.ModelProto,
-    parameters: Mapping[str, np.ndarray],
-    outputs: Sequence[str],
-    path: str | PathLike[str],
-    who: str,
+    source: onnx.ModelProto, parameters: Mapping[str, np.ndarray], outputs: Sequence[str], path: Path
 ) -> None:
-    """Write a graph up to some of its tensors, with the parameters in it.
-
-    source: the model whose inputs the parameters are.
-    parameters: the values of all parameters by name; they are stored in the types that the model has for them.
-    outputs: the tensors that become the outputs.
-    path: the file; a crash on the way leaves an older file as it was.
-    who: the caller, for messages.
-    Raises ValueError if there are no outputs, or one is no tensor that a node of the graph computes.
-    """
-    path, values = destination(Path(path)), declared_outputs(source, outputs, who)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{who}: there is no folder {path.parent}")
-    _save(*_inference_model(source, source.graph.name or "inference", parameters, values), path, who)
+    """`export_model` for a graph, the values of its inputs but those of a batch, and names of outputs."""
+    declared = declared_outputs(source, outputs)
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"export: there is no folder {path.parent}")
+    _save(*_inference_model(source, source.graph.name or "inference", parameters, declared), path)
 
 
-def declared_outputs(source: onnx.ModelProto, names: Sequence[str], who: str) -> list[onnx.ValueInfoProto]:
+def declared_outputs(source: onnx.ModelProto, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
     """The declarations of tensors that shall become outputs, from the graph, onnx's inference or onnxruntime.
 
-    Raises ValueError if there are no names, or one is of no tensor that a node of the graph computes.
+    Raises ArgumentError of graph_output_names if there are none, or one is of no tensor that a node computes.
     """
     graph = source.graph
     computed = [name for node in graph.node for name in node.output if name]
@@ -93,7 +73,7 @@ def declared_outputs(source: onnx.ModelProto, names: Sequence[str], who: str) ->
     if wrong or not names:
         found = ", ".join(map(repr, wrong)) or "no names"
         known = ", ".join(computed[-8:])
-        raise ValueError(f"{who}: graph_output_names has {found}, expected tensors of the eval graph such as {known}")
+        raise ArgumentError("graph_output_names", f"has {found}, expected tensors of the eval graph such as {known}")
     typed = {value.name: value for value in (*graph.value_info, *graph.output)}
     if any(name not in typed for name in names):
         inferred = onnx.shape_inference.infer_shapes(source).graph
@@ -102,7 +82,7 @@ def declared_outputs(source: onnx.ModelProto, names: Sequence[str], who: str) ->
         model = copied(source)
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown)
         import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
-        for each in open_session(model, session_options(1), who).get_outputs():
+        for each in open_session(model, session_options(1), source.graph.name).get_outputs():
             if each.name in unknown:
                 kind = ELEMENT_TYPES[each.type]
                 typed[each.name] = helper.make_tensor_value_info(each.name, kind, each.shape or None)
@@ -137,8 +117,8 @@ def _inference_model(
     for name, value in given.items():
         kind = value.type.tensor_type
         array = rounded(parameters[name], kind.elem_type, f"export: the parameter {name!r}")
-        few = kind.elem_type in FEW_BITS
-        held[name] = with_values(value, [axis.dim_value for axis in kind.shape.dim], array) if few else array
+        dims = [axis.dim_value for axis in kind.shape.dim]
+        held[name] = tensor_of(name, array, kind.elem_type, dims) if kind.elem_type in FEW_BITS else array
     sizes = {name: each.size if isinstance(each, np.ndarray) else size_of(each) for name, each in held.items()}
     large = {name: each for name, each in held.items() if sizes[name] > LARGE}
     constants = [placeholder(name, each) if name in large else tensor_of(name, each) for name, each in held.items()]
@@ -156,16 +136,13 @@ def _model(source: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
     )
 
 
-def _save(model: onnx.ModelProto, values: Mapping[str, Held], path: Path, who: str) -> None:
+def _save(model: onnx.ModelProto, values: Mapping[str, Held], path: Path) -> None:
     """Check a model and write it to the file; beyond 2 GiB its large tensors go into a second file."""
-    check_built(model, who)
+    path = destination(path)
+    check_built(model, "export")
     beside = f"{path.name}.data"
     with staged(path.parent, lambda _: [beside] if _keeps_in(path, beside) else [], path.name) as folder:
-        if model_bytes(model, values) > LARGEST_MODEL:
-            with ValuesFile(folder / beside) as outside:
-                write_model(model, values, folder / path.name, outside)
-        else:
-            write_model(model, values, folder / path.name)
+        write_whole(model, values, folder / path.name)
 
 
 def _keeps_in(path: Path, beside: str) -> bool:

@@ -378,7 +378,6 @@ class FlatTensors(Mapping[str, np.ndarray]):
 class TrainingMemory:
     """Parameters, gradients and optimizer of a training, at addresses that stay the same.
 
-    who: the caller, for messages.
     checkpoint: initial values. Those of trainable parameters are copied, halves as float32; of the frozen ones these
     arrays are used.
     unchanged: whether nobody has written into the trainable arrays, so that mapped files may free their pages.
@@ -392,11 +391,11 @@ class TrainingMemory:
     Raises NotImplementedError for a trainable parameter of another dtype.
     """
 
-    def __init__(self, who: str, checkpoint: Checkpoint, unchanged: bool, row_wise: Sequence[str] = ()):
+    def __init__(self, checkpoint: Checkpoint, unchanged: bool, row_wise: Sequence[str] = ()):
         trainable = checkpoint.trainable
         for name, array in trainable.items():
             if array.dtype != np.float32 and not is_half(array.dtype):
-                raise NotImplementedError(f"{who}: the parameter {name!r} is {array.dtype}, expected float32")
+                raise NotImplementedError(f"the parameter {name!r} is {array.dtype}, expected float32")
         self._names, self._loaded = tuple(trainable), checkpoint.optimizers.get(GROUP)
         self.frozen, self.nominal = dict(checkpoint.frozen), checkpoint.nominal
         self.tables = {name: np.array(trainable[name], np.float32, order="C") for name in row_wise}
@@ -430,7 +429,7 @@ class TrainingMemory:
         if group is not None:
             moments = self._moments(optimizer, rows)
             if optimizer.moments:  # SGD goes on from the state of any optimizer
-                _check_moments("Optimizer", group, moments)
+                _check_moments(group, moments)
             _restore(optimizer, group, moments)
         self.optimizer, self.rows = optimizer, rows
         return optimizer
@@ -457,14 +456,14 @@ class TrainingMemory:
             found[name] = kept or {moment: np.zeros_like(self.tables[name]) for moment in flats}
         return {name: found[name] for name in self._names}
 
-    def restore(self, group: OptimizerGroup, who: str) -> None:
+    def restore(self, group: OptimizerGroup) -> None:
         """Let the optimizer go on from a state; a state without moments begins them at 0.
 
         Raises ValueError, with nothing changed, if the state has moments of other parameters or another optimizer.
         """
         assert self.optimizer is not None
         moments = self.moments()
-        _check_moments(who, group, moments)
+        _check_moments(group, moments)
         _restore(self.optimizer, group, moments)
 
     # --- checkpoints ---
@@ -487,13 +486,13 @@ def _by_one_name(moments: Mapping[str, Arrays]) -> dict[str, np.ndarray]:
     return {f"{name}/{moment}": array for name, each in moments.items() for moment, array in each.items()}
 
 
-def _check_moments(who: str, group: OptimizerGroup, moments: Mapping[str, Arrays]) -> None:
+def _check_moments(group: OptimizerGroup, moments: Mapping[str, Arrays]) -> None:
     """Raise ValueError unless a state has moments like these, or none, and a number of steps."""
     if group.step < 0:
-        raise ValueError(f"{who}: the checkpoint has {group.step} steps of the optimizer, expected at least 0")
+        raise ValueError(f"the checkpoint has {group.step} steps of the optimizer, expected at least 0")
     saved = _by_one_name(group.moments)
     try:
-        check_like(who, "moments", saved, _by_one_name(moments) if saved else {})
+        check_like("moments", saved, _by_one_name(moments) if saved else {})
     except ValueError as error:
         raise ValueError(f"{error}: it was saved with another optimizer or model") from None
 
@@ -505,15 +504,15 @@ def _restore(optimizer: SGD | AdamW, group: OptimizerGroup, moments: Mapping[str
     optimizer.steps = group.step
 
 
-def check_like(who: str, what: str, found: Arrays, expected: Arrays) -> None:
+def check_like(what: str, found: Arrays, expected: Arrays) -> None:
     """Raise ValueError unless a checkpoint's arrays have the expected names, dtypes and shapes."""
     if found.keys() != expected.keys():
         names, others = (", ".join(sorted(each)) or "none" for each in (found, expected))
-        raise ValueError(f"{who}: the checkpoint has the {what} {names}, expected {others}")
+        raise ValueError(f"the checkpoint has the {what} {names}, expected {others}")
     for name, array in found.items():
         other = expected[name]
         if array.shape != other.shape or array.dtype != other.dtype:
             raise ValueError(
-                f"{who}: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
+                f"the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
                 f"expected {other.dtype} of shape {other.shape}"
             )

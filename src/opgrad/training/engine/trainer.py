@@ -89,10 +89,10 @@ class LossScale:
         """The state as a line of JSON."""
         return json.dumps([self.factor, self.skipped, self._good, self._in_a_row])
 
-    def check(self, text: object, who: str) -> None:
+    def check(self, text: object) -> None:
         """Raise ValueError for a text that `to_text` does not write."""
         if _numbers(text) is None:
-            raise ValueError(f"{who}: {FACTOR} is {text!r}, expected the state of a loss scale")
+            raise ValueError(f"the checkpoint's {FACTOR} is {text!r}, expected the state of a loss scale")
 
     def restore(self, text: object) -> None:
         """Go on from the state in a text that was checked."""
@@ -208,7 +208,7 @@ class Trainer:
             for name, array in artifacts.frozen.items()
         }
         checkpoint = Checkpoint(dict(artifacts.trainable), frozen)
-        memory = self._memory = TrainingMemory("Trainer", checkpoint, unchanged=True, row_wise=row_wise)
+        memory = self._memory = TrainingMemory(checkpoint, unchanged=True, row_wise=row_wise)
         what = f"Trainer: {artifacts.title}"
         self._graph = open_training(model, gradients, memory, constants, options, what, fuse)
         self.evaluator = Evaluator(artifacts, options)
@@ -313,7 +313,7 @@ class Trainer:
 
     def check_export(self) -> None:
         """Raise ValueError if `export` would fail, or give a model that stock onnxruntime does not take."""
-        check_export(self.artifacts, self.evaluator.outputs, "Trainer.export")
+        check_export(self.artifacts, self.evaluator.outputs)
 
     def gradient_batches(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
         """Fill `gradients` for one batch after the other, like `epoch`, but leave the parameters alone.
@@ -352,16 +352,16 @@ class Trainer:
         Frozen parameters that it does not have stay as they are.
         Raises ValueError, with nothing changed, if it is of another model or of another optimizer.
         """
-        who, group = "Trainer.restore", checkpoint.optimizers.get(GROUP, OptimizerGroup(0, self.learning_rate))
+        group = checkpoint.optimizers.get(GROUP, OptimizerGroup(0, self.learning_rate))
         values = {
             name: in_float32(array) if name in self.parameters and self.parameters[name].dtype == np.float32 else array
             for name, array in checkpoint.parameters.items()
         }
-        check_like(who, "parameters", self._memory.frozen | values, self.parameters)
+        check_like("parameters", self._memory.frozen | values, self.parameters)
         scale = checkpoint.properties.get(FACTOR)
         if self.loss_scale is not None and scale is not None:
-            self.loss_scale.check(scale, who)
-        self._memory.restore(group, who)
+            self.loss_scale.check(scale)
+        self._memory.restore(group)
         for name, array in values.items():
             self._set(name, array)
         if self.loss_scale is not None and scale is not None:

@@ -184,7 +184,7 @@ def declared(value: onnx.ValueInfoProto) -> TensorSpec:
     return spec if value.type.tensor_type.HasField("shape") else replace(spec, shape=ANY_RANK)
 
 
-def check_inputs(specs: Sequence[TensorSpec], values: Sequence[Value], who: str) -> None:
+def check_inputs(specs: Sequence[TensorSpec], values: Sequence[Value]) -> None:
     """Raise TypeError or ValueError unless the values have the dtypes and shapes that the graph declares."""
     for spec, value in zip(specs, values, strict=True):
         if isinstance(value, np.ndarray):
@@ -192,9 +192,9 @@ def check_inputs(specs: Sequence[TensorSpec], values: Sequence[Value], who: str)
         else:
             dtype, shape = np.dtype(tensor_dtype_to_np_dtype(value.element_type())), tuple(value.shape())
         if dtype != spec.dtype:
-            raise TypeError(f"{who}: {spec.name} is {dtype}, expected {spec.dtype}")
+            raise TypeError(f"{spec.name} is {dtype}, expected {spec.dtype}")
         if spec.shape != ANY_RANK and not fits(shape, spec.shape):
-            raise ValueError(f"{who}: {spec.name} has shape {shape}, expected {show(spec.shape)}")
+            raise ValueError(f"{spec.name} has shape {shape}, expected {show(spec.shape)}")
 
 
 def _kind(array: np.ndarray) -> Any:

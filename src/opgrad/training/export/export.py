@@ -17,17 +17,17 @@ from opgrad.base.files import check_destinations, destination, new_file, sha256_
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
 from opgrad.training.export.building import ACCURACY, LOSS, RATE, SEED, SHARE, STEP, UPDATE, Labels
-from opgrad.training.export.layout import GRADIENTS, WHO, Constants, StateLayout, layout_of
+from opgrad.training.export.layout import GRADIENTS, WHO, Constants, layout_of
 from opgrad.training.export.plain import only_plain_imports
 from opgrad.training.export.rules import MOMENTS, NAMES, StepRule
 from opgrad.training.files.artifact_set import ArtifactSet, tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint
-from opgrad.training.files.tensor_values import with_inputs
+from opgrad.training.files.tensor_values import LARGEST_MODEL, with_inputs
 from opgrad.training.files.weights import PRESENT, Weights, encode, fixed_metadata
 from opgrad.training.make.outputs import inferred_model
 
+FORMAT, VERSION = "opgrad.step", 1
 IGNORED = -1  # the ignored label if the graph names no other
-LARGEST = 2**31 - 1  # the most bytes of a protobuf message
 SCORES = "scores"
 EVALUATION, INFERENCE = "eval", "infer"
 BESIDE = (".json", ".safetensors", ".eval.onnx", ".infer.onnx", ".data")  # ends of the names of files beside a step
@@ -159,7 +159,7 @@ class _Export:
             model = inliner.inline_local_functions(model)
         only_plain_imports(model)
         model.producer_name = "opgrad"
-        if model.ByteSize() > LARGEST:
+        if model.ByteSize() > LARGEST_MODEL:
             raise ValueError(f"{WHO}: the model has more than 2 GiB with its frozen parameters")
         onnx.checker.check_model(with_inputs(model))
         return model
@@ -191,7 +191,7 @@ class _Export:
         """Write all files, the manifest last."""
         names = {kind: output.name if kind == "step" else f"{output.stem}.{kind}.onnx" for kind in models}
         names |= {"weights": f"{output.stem}.safetensors", "manifest": f"{output.stem}.json"}
-        described = manifest(self._artifacts, self.layout, self._rule, self.labels, models["step"], self._present)
+        described = self._manifest(models["step"])
         for kind, model in models.items():
             if kind != "step":
                 inputs, outputs = ([value.name for value in each] for each in (model.graph.input, model.graph.output))
@@ -206,6 +206,42 @@ class _Export:
             described["data"] = [file_entry(path) for path in data]
             new_file(folder / names["manifest"], (json.dumps(described, indent=1) + "\n").encode())
         return Exported(described, {kind: output.with_name(name) for kind, name in names.items()})
+
+    def _manifest(self, step: onnx.ModelProto) -> dict[str, Any]:
+        """The content of the manifest without the entries of files."""
+        artifacts, layout, labels = self._artifacts, self.layout, self.labels
+        label = None if labels is None else {name: getattr(labels, name) for name in ("name", "classes", "ignored")}
+        inputs, new = {value.name for value in step.graph.input}, {each.output for each in layout.parts}
+        scalars = [name for name in (RATE, STEP, SHARE, UPDATE, SEED) if name in inputs]
+        held = {each.input for each in layout.parts} | set(scalars)
+        batch = [value for value in step.graph.input if value.name not in held]
+        statistics = [each.name for each in layout.statistics]
+        name, state, end = NAMES[type(self._rule)], [], 0
+        for part in layout.parts:  # with their place in a weights file, which has no sums of gradients
+            place = None if part.kind == GRADIENTS else end
+            end += part.nbytes
+            entry = {"kind": part.kind, "input": part.input, "output": part.output, "dtype": part.dtype.name}
+            state.append({**entry, "shape": list(part.shape), "offset": place, "bytes": part.nbytes})
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": artifacts.name,
+            "opset": opset_of(step),
+            "functions": len(step.functions),
+            "optimizer": {"name": name, **asdict(self._rule)},
+            "batch": [_tensor(value) for value in batch],
+            "batch_rows": artifacts.batch_rows,
+            "label": label,
+            "scalars": scalars,
+            "state": state,
+            "outputs": [value.name for value in step.graph.output if value.name not in new],
+            "weights": {
+                "bytes": sum(each.nbytes for each in layout.weights),
+                "all_bytes": sum(each.nbytes for each in layout.tensors),
+                "tensors": layout.header(),
+                "metadata": fixed_metadata(name, self._present, statistics, artifacts.tune),
+            },
+        }
 
 
 def labels_of(artifacts: ArtifactSet) -> Labels | None:
@@ -224,57 +260,6 @@ def labels_of(artifacts: ArtifactSet) -> Labels | None:
     element_type = onnx.helper.np_dtype_to_tensor_dtype(label.dtype)
     ignored = IGNORED if objective.ignored is None else objective.ignored
     return Labels(label.name, objective.classes, objective.scores, element_type, classes, ignored)
-
-
-# --- the manifest -----------------------------------------------------------------------------------------------------
-
-
-FORMAT, VERSION = "opgrad.step", 1
-
-
-def manifest(
-    artifacts: ArtifactSet,
-    layout: StateLayout,
-    rule: StepRule,
-    labels: Labels | None,
-    step: onnx.ModelProto,
-    dtype: str,
-) -> dict[str, Any]:
-    """The content of the manifest without the entries of files."""
-    inputs = {value.name for value in step.graph.input}
-    scalars = [name for name in (RATE, STEP, SHARE, UPDATE, SEED) if name in inputs]
-    held = {each.input for each in layout.parts} | set(scalars)
-    batch = [value for value in step.graph.input if value.name not in held]
-    name, state, end = NAMES[type(rule)], [], 0
-    for part in layout.parts:  # with their place in a weights file, which has no sums of gradients
-        place = None if part.kind == GRADIENTS else end
-        end += part.nbytes
-        entry = {"kind": part.kind, "input": part.input, "output": part.output, "dtype": part.dtype.name}
-        state.append({**entry, "shape": list(part.shape), "offset": place, "bytes": part.nbytes})
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": artifacts.name,
-        "opset": opset_of(step),
-        "functions": len(step.functions),
-        "optimizer": {"name": name, **asdict(rule)},
-        "batch": [_tensor(value) for value in batch],
-        "batch_rows": artifacts.batch_rows,
-        "label": None
-        if labels is None
-        else {"name": labels.name, "classes": labels.classes, "ignored": labels.ignored},
-        "scalars": scalars,
-        "state": state,
-        "outputs": [
-            value.name for value in step.graph.output if value.name not in {each.output for each in layout.parts}
-        ],
-        "weights": {
-            "bytes": sum(each.nbytes for each in layout.weights),
-            "all_bytes": sum(each.nbytes for each in layout.tensors),
-            "tensors": layout.header(),
-            "metadata": fixed_metadata(name, dtype, [each.name for each in layout.statistics], artifacts.tune),
-        },
-    }
 
 
 def _tensor(value: onnx.ValueInfoProto) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from opgrad.base.files import copied_file, sha256_of
 from opgrad.training.files import weights
 from opgrad.training.files.checkpoint_tables import raw
-from opgrad.training.files.tensor_values import HUGE, ValuesFile, is_placeholder, placeholder, tensor_of
+from opgrad.training.files.tensor_values import HUGE, ValuesFile, is_placeholder, placeholder, refer, tensor_of
 
 WHO = "export_step"
 
@@ -72,10 +72,8 @@ class Constants:
                 path, start, _ = self._files[source]
                 used[path.name] = path
             else:
-                path, start = own, int(places[source]["offset"])
-            del tensor.external_data[:]
-            for key, value in (("location", path.name), ("offset", start + first), ("length", count)):
-                tensor.external_data.add(key=key, value=str(value))
+                path, start = own, places[source]["offset"]
+            refer(tensor, path.name, start + first, count)
         return [_beside(path, folder, output) for path in used.values()]
 
 

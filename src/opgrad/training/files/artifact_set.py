@@ -387,12 +387,12 @@ class ArtifactSet:
         finish_interrupted(folder)
         _check_folder(folder)
         training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
-        checkpoint, who = read_checkpoint(checkpoint_file), f"ArtifactSet: {training_model}"
+        checkpoint, what = read_checkpoint(checkpoint_file), f"ArtifactSet: {training_model}"
         training, values = read_apart(training_model, "ArtifactSet")
         if not training.graph.output:
-            raise ValueError(f"{who} has no outputs, expected the loss")
-        check_parameters("ArtifactSet", _specs(training.graph, who), checkpoint.trainable, checkpoint.frozen)
-        gradients = without_accumulators(training, who)
+            raise ValueError(f"{what} has no outputs, expected the loss")
+        check_parameters(_specs(training.graph, what), checkpoint.trainable, checkpoint.frozen)
+        gradients = without_accumulators(training, what)
         evaluation, others = read_apart(eval_model, "ArtifactSet")
         rule = read_rule(read_model(optimizer_model, "ArtifactSet"))
         models, parameters = (training, evaluation), (checkpoint.trainable, checkpoint.frozen)
@@ -548,38 +548,35 @@ def tensor_spec(value: onnx.ValueInfoProto, texts: bool = False) -> TensorSpec:
 
 
 def check_parameters(
-    who: str,
-    specs: Mapping[str, TensorSpec],
-    trainable: Mapping[str, np.ndarray],
-    frozen: Mapping[str, np.ndarray],
+    specs: Mapping[str, TensorSpec], trainable: Mapping[str, np.ndarray], frozen: Mapping[str, np.ndarray]
 ) -> None:
     """Raise ValueError unless checkpoint and training graph have the same parameters, with equal dtypes and shapes.
 
     Values of float32 fit a parameter in float16 or bfloat16: training keeps them so.
-    who: the caller, for messages. specs: the training graph's inputs by name.
+    specs: the training graph's inputs by name.
     """
     if RESET not in specs:
-        raise ValueError(f"{who}: the graph has no input {RESET}, expected a training graph")
+        raise ValueError(f"the graph has no input {RESET}, expected a training graph")
     have = {name.removesuffix(BUFFER_SUFFIX) for name in specs if name.endswith(BUFFER_SUFFIX)}
     given = [name for name in have - trainable.keys() - frozen.keys() if name in specs]
     if given and trainable.keys() <= have:
         raise ValueError(
-            f"{who}: the training graph has gradients of its inputs {_list(given)}, which are no parameters of the "
+            f"the training graph has gradients of its inputs {_list(given)}, which are no parameters of the "
             "checkpoint: parameters are initializers of the model that the set is made of; give them values there"
         )
     if have != trainable.keys():
         raise ValueError(
-            f"{who}: the checkpoint has the trainable parameters {_list(trainable)}, "
+            f"the checkpoint has the trainable parameters {_list(trainable)}, "
             f"expected those of the training graph, {_list(have)}"
         )
     for name, array in (*trainable.items(), *frozen.items()):
         if name not in specs:
-            raise ValueError(f"{who}: the checkpoint has {name!r}, expected inputs of the training graph")
+            raise ValueError(f"the checkpoint has {name!r}, expected inputs of the training graph")
         spec = specs[name]
         alike = array.dtype == spec.dtype or (array.dtype == np.float32 and is_half(spec.dtype))
         if array.shape != spec.shape or not alike:
             raise ValueError(
-                f"{who}: the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
+                f"the checkpoint's {name!r} is {array.dtype} of shape {array.shape}, "
                 f"expected {spec.dtype} of shape {spec.shape}, as in the training graph"
             )
 

@@ -164,24 +164,17 @@ def attached(model: onnx.ModelProto, apart: Mapping[str, Held]) -> onnx.ModelPro
     copy = copied(model)
     for tensor in copy.graph.initializer:
         if tensor.name in apart and is_placeholder(tensor):
-            tensor.CopyFrom(with_values(tensor, tensor.dims, apart[tensor.name]))
+            tensor.CopyFrom(tensor_of(tensor.name, apart[tensor.name], tensor.data_type, tensor.dims))
     return copy
 
 
-def with_values(like: Any, dims: Iterable[int], held: Held) -> TensorProto:
-    """A tensor with these values, and the name of another one, or of a declared value, and its type."""
+def tensor_of(name: str, held: Held, kind: int | None = None, dims: Iterable[int] | None = None) -> TensorProto:
+    """A tensor of this name with its values. kind, dims: None: those of the array."""
     if isinstance(held, TensorProto):
         return held
-    kind = like.data_type if isinstance(like, TensorProto) else like.type.tensor_type.elem_type
-    return TensorProto(name=like.name, data_type=kind, dims=dims, raw_data=checkpoint_tables.raw(held).tobytes())
-
-
-def tensor_of(name: str, held: Held) -> TensorProto:
-    """A tensor of this name with its values."""
-    if isinstance(held, TensorProto):
-        return held
-    kind = checkpoint_tables.element_type(held.dtype)
-    return TensorProto(name=name, data_type=kind, dims=held.shape, raw_data=checkpoint_tables.raw(held).tobytes())
+    kind = checkpoint_tables.element_type(held.dtype) if kind is None else kind
+    dims, content = held.shape if dims is None else dims, checkpoint_tables.raw(held).tobytes()
+    return TensorProto(name=name, data_type=kind, dims=dims, raw_data=content)
 
 
 def array_of(held: Held) -> np.ndarray:
@@ -198,11 +191,6 @@ def array_of(held: Held) -> np.ndarray:
         return np.frombuffer(held.raw_data, kind.newbyteorder("<")).reshape(tuple(held.dims)).astype(kind, copy=False)
     array = numpy_helper.to_array(held)
     return array if kind is None else array.astype(kind, copy=False)
-
-
-def arrays_of(tensors: Iterable[TensorProto]) -> dict[str, np.ndarray]:
-    """The values of tensors by name."""
-    return {tensor.name: array_of(tensor) for tensor in tensors}
 
 
 VALUES = "weights.data"  # the file with large tensors that are no parameters, from which both models map them
@@ -222,8 +210,8 @@ class ValuesFile(AbstractContextManager["ValuesFile"]):
         self._path, self._places = path, dict[tuple[int, int], dict[str, int]]()
         self._file = created(path)
 
-    def place(self, held: Held) -> dict[str, str | int]:
-        """Write the values of a tensor unless they are there already; returns the entries of ONNX's external_data.
+    def place(self, held: Held) -> dict[str, Any]:
+        """Write the values of a tensor unless they are there already; returns the arguments of `refer`.
 
         Values are the same ones if they are the same memory, which the caller keeps.
         """
@@ -260,10 +248,24 @@ def write_model(
         model = copied(model)
         for tensor in model.graph.initializer:
             if is_placeholder(tensor):
-                del tensor.external_data[:]
-                for key, value in outside.place(values[tensor.name]).items():
-                    tensor.external_data.add(key=key, value=str(value))
+                refer(tensor, **outside.place(values[tensor.name]))
     new_file(path, _pieces(model, values))
+
+
+def write_whole(model: onnx.ModelProto, values: Mapping[str, Held], path: Path, beside: bool = False) -> None:
+    """`write_model`; beyond 2 GiB, or if `beside`, the values go into a file of its name with ".data" appended."""
+    if beside or model_bytes(model, values) > LARGEST_MODEL:
+        with ValuesFile(path.with_name(f"{path.name}.data")) as outside:
+            write_model(model, values, path, outside)
+    else:
+        write_model(model, values, path)
+
+
+def refer(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Let the values of a tensor be these bytes of a file."""
+    del tensor.external_data[:]
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
 
 
 def _pieces(model: onnx.ModelProto, values: Mapping[str, Held]) -> Iterator[bytes | memoryview]:

@@ -362,10 +362,8 @@ def models_of(
         held, opset = set(chosen.held), opset_of(own)
         nodes = [node for node in conversion.batch_norms(own) if conversion.trains(node, opset)]
         conversion.freeze(own, [node for node in nodes if held.issuperset(node.input[3:5])])
-    models = training_models(
-        own, [*outputs, *more], chosen.trainable, chosen.frozen, WHO, checkpoint_segments, apart, precision,
-        accessor.graph(),
-    )  # fmt: skip
+    wanted = [*outputs, *more]
+    models = training_models(accessor, wanted, chosen.trainable, chosen.frozen, WHO, checkpoint_segments, precision)
     note_outputs(models.evaluation, had)
     if optimizer is None:
         return Made(models, None, chosen, cut)

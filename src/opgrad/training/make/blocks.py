@@ -337,13 +337,12 @@ class Pow(Block):
 
 
 class _Reduction(Block):
-    """All elements become one. keepdims: whether the result has as many axes as before, or none."""
+    """All elements become one; see `ReduceMean`."""
 
     def __init__(self, keepdims: bool = True):
         self._keepdims = int(keepdims)
 
     def build(self, input_name: str) -> str:
-        """Append the node."""
         return append(type(self).__name__, [input_name], keepdims=self._keepdims)
 
 
@@ -359,7 +358,6 @@ class _Function(Block):
     """A function of each element."""
 
     def build(self, input_name: str) -> str:
-        """Append the node."""
         return append(type(self).__name__, [input_name])
 
 
@@ -419,7 +417,6 @@ class Cast(Block):
         self._to = int(to)
 
     def build(self, cast_input_name: str) -> str:
-        """Append the node."""
         return append("Cast", [cast_input_name], "cast.output", to=self._to)
 
 
@@ -455,15 +452,15 @@ def weights(argument: str, values: Any) -> np.ndarray | None:
 def scores_type(name: str) -> int:
     """The element type of a value. Raises LookupError if there is no such value, ValueError if it is no float type."""
     accessor = current()
-    who = accessor.blocks[-1]
+    block = accessor.blocks[-1]
     if not accessor.has_value(name):
         values = [name for node in accessor.model.graph.node for name in node.output]
-        raise LookupError(f"{who}: the graph has no value {name!r}{near(name, values)}")
+        raise LookupError(f"{block}: the graph has no value {name!r}{near(name, values)}")
     kind = accessor.element_type(name)
     if kind is None:
-        raise ValueError(f"{who}: nothing tells the type of {name!r}, expected it in the graph's value_info")
+        raise ValueError(f"{block}: nothing tells the type of {name!r}, expected it in the graph's value_info")
     if kind not in FLOATS:
-        raise ValueError(f"{who}: {name!r} has elements of type {type_name(kind)}, expected a float type")
+        raise ValueError(f"{block}: {name!r} has elements of type {type_name(kind)}, expected a float type")
     return kind
 
 

@@ -6,15 +6,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.onnx.graph.conversion import (
-    STATISTICS,
-    TRAINING_MODE_FROM,
-    batch_norms,
-    evaluating,
-    raise_opset,
-    set_training_mode,
-    trains,
-)
+from opgrad.onnx.graph import conversion
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import (
     MICROSOFT,
@@ -43,7 +35,7 @@ def normalize(model: onnx.ModelProto, who: str) -> None:
     unique names.
     """
     if opset_of(model) < LEAST_OPSET:
-        raise_opset(model, LEAST_OPSET, who)
+        conversion.raise_opset(model, LEAST_OPSET, who)
     hoist_constants(model, RULES)
     model.ir_version = max(model.ir_version, LEAST_IR_VERSION)
     held = {each.name for each in model.graph.initializer}
@@ -60,16 +52,18 @@ def normalize(model: onnx.ModelProto, who: str) -> None:
 
 def statistics(model: onnx.ModelProto, training: bool = False) -> list[str]:
     """The names of the means and variances of all batch normalizations, or only of those in training mode."""
-    nodes = [node for node in batch_norms(model) if not training or trains(node, opset_of(model))]
-    return list(dict.fromkeys(node.input[place] for node in nodes for place in STATISTICS if place < len(node.input)))
+    nodes = [node for node in conversion.batch_norms(model) if not training or conversion.trains(node, opset_of(model))]
+    return list(
+        dict.fromkeys(node.input[place] for node in nodes for place in conversion.STATISTICS if place < len(node.input))
+    )
 
 
 def train(model: onnx.ModelProto, who: str) -> None:
     """Set all batch normalizations to training mode, in which they use the statistics of the batch."""
-    if opset_of(model) < TRAINING_MODE_FROM and any(batch_norms(model)):
-        raise_opset(model, TRAINING_MODE_FROM, who)
-    for node in batch_norms(model):
-        set_training_mode(node, 1, opset_of(model))
+    if opset_of(model) < conversion.TRAINING_MODE_FROM and any(conversion.batch_norms(model)):
+        conversion.raise_opset(model, conversion.TRAINING_MODE_FROM, who)
+    for node in conversion.batch_norms(model):
+        conversion.set_training_mode(node, 1, opset_of(model))
 
 
 def evaluated(model: onnx.ModelProto, known: Graph) -> onnx.ModelProto:
@@ -85,7 +79,7 @@ def evaluated(model: onnx.ModelProto, known: Graph) -> onnx.ModelProto:
         elif node.op_type == "DropoutTraining" and domain_of(node) == MICROSOFT:
             copies = helper.make_node("Identity", node.input[:1], node.output[:1], node.name)
             node.CopyFrom(copies)
-    evaluating(copy)
+    conversion.evaluating(copy)
     guard_means(Graph(copy, known=known))
     return copy
 
@@ -93,8 +87,8 @@ def evaluated(model: onnx.ModelProto, known: Graph) -> onnx.ModelProto:
 def with_running_statistics(model: onnx.ModelProto) -> None:
     """Let batch normalizations in training mode update their running statistics in the memory of the inputs."""
     taken = {name for node in all_nodes(model.graph.node) for name in node.output}
-    for node in list(batch_norms(model)):
-        if trains(node, opset_of(model)):
+    for node in list(conversion.batch_norms(model)):
+        if conversion.trains(node, opset_of(model)):
             given = {each.name: each.f for each in node.attribute if each.name in ("epsilon", "momentum")}
             names = [*node.output[1:3], *[""] * (3 - len(node.output))]
             results = [

@@ -37,14 +37,7 @@ LAST_AXIS_UP_TO = 3  # up to this rank the classes lie along the last axis by de
 
 
 class _Classes(Block):
-    """A loss of scores of classes.
-
-    weight: of each class, an array; None: 1.
-    reduction: "mean", divided by the weights of the labels; "sum"; or "none" for a loss of each label.
-    ignore_index: a label that does not count.
-    class_axis: the axis of the scores along which the classes are; None: 1 where they have four axes or more, as images
-        have, else the last one, as texts have. If the graph has the labels already, their shape tells.
-    """
+    """A loss of scores of classes; its arguments are those of `CrossEntropyLoss`."""
 
     _OPERATOR = ""
 
@@ -234,10 +227,7 @@ def _without(sizes: Sizes | None, axis: int) -> Sizes | None:
 
 
 class _Regression(Block):
-    """A loss of the difference between each number and its target.
-
-    reduction: "mean", "sum", or "none" for a loss of each element, which a block of one's own makes one number.
-    """
+    """A loss of the difference between each number and its target; reduction: as for `MSELoss`."""
 
     def __init__(self, reduction: str = "mean"):
         self._reduction = chosen("reduction", reduction, REDUCTIONS)

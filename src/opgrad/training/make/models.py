@@ -1,6 +1,6 @@
 """Builds the training model, the eval model and the parameters from a model with a loss."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from opgrad.training.files.artifact_set import (
 from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import Held, array_of, attached, detach, is_placeholder, placeholder, tensor_of
 from opgrad.training.make import forms
+from opgrad.training.make.blocks import ModelAccessor
 from opgrad.training.make.checks import listed, near
 from opgrad.training.make.forms import OF_LOG_PROBABILITIES, guard_means, with_running_statistics
 from opgrad.training.make.outputs import declare_types, inputs_as_constants, set_outputs
@@ -98,24 +99,15 @@ class TrainingModels:
 
 
 def training_models(
-    model: onnx.ModelProto,
-    outputs: Sequence[str],
-    trainable: Collection[str],
-    frozen: Collection[str],
-    who: str,
-    checkpoint_segments: Segments = None,
-    apart: Mapping[str, Held] | None = None,
-    precision: str = FLOAT32,
-    known: Graph | None = None,
-    ends: Sequence[str] = (),
-) -> TrainingModels:
+    accessor: ModelAccessor, outputs: Sequence[str], trainable: Collection[str], frozen: Collection[str], who: str,
+    checkpoint_segments: Segments = None, precision: str = FLOAT32, ends: Sequence[str] = (),
+) -> TrainingModels:  # fmt: skip
     """Build training and eval model.
 
-    model: with the loss, the first of `outputs`; changed. trainable: names of initializers, Constant nodes or inputs.
-    frozen: names of initializers or Constant nodes. checkpoint_segments: as for `Differentiated.model`.
-    ends: further values with whose nodes segments may end. apart: the values of initializers that are placeholders
-    already. precision: in which type the training model computes what the model computes in float16 or bfloat16:
-    FLOAT32, and the parameters that training changes are float32, or MODEL. known: a graph with the types of values.
+    accessor: the model with the loss, the first of `outputs`; changed. trainable: names of initializers, Constant nodes
+    or inputs. frozen: names of initializers or Constant nodes. checkpoint_segments: as for `Differentiated.model`.
+    precision: in which type the training model computes what the model computes in float16 or bfloat16: FLOAT32, and
+    the parameters that training changes are float32, or MODEL. ends: further values with whose nodes segments may end.
 
     Raises what `training_graph` raises, LookupError for outputs and ValueError for names that the model does not have.
     """
@@ -125,7 +117,8 @@ def training_models(
         raise ValueError(
             f"{who}: nothing is trainable, expected at least one parameter or input that requires a gradient"
         )
-    graph = model.graph
+    known: Graph | None = accessor.graph()
+    model, graph = accessor.model, accessor.model.graph
     for node in [node for node in graph.node if node.op_type == "Constant" and not domain_of(node)]:
         name = node.output[0]
         if (name in trainable or name in frozen) and (value := constant_tensor(node)) is not None:
@@ -142,7 +135,7 @@ def training_models(
             if what == "requires_grad" and kinds[name] not in FLOATS:
                 type_name = TensorProto.DataType.Name(kinds[name])
                 raise ArgumentError(what, f"has {name!r} with elements of type {type_name}, expected a float type")
-    values = {**(apart or {}), **detach(model)}
+    values = {**accessor.apart, **detach(model)}
     set_outputs(model, outputs, who, known)
     known = declare_types(model)
     held = take_parameters(model, {*trainable, *frozen})

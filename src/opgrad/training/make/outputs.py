@@ -1,7 +1,6 @@
 """The outputs of a model, and the types of its values."""
 
 from collections.abc import Collection, Sequence
-from functools import partial
 
 import onnx
 from onnx import TensorProto, helper
@@ -44,14 +43,10 @@ def correct_shapes(model: onnx.ModelProto) -> None:
         if sizes is None or not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
             continue
         declared = [size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim]
-        if len(declared) != len(sizes) or any(map(partial(_contradicts, symbols), declared, sizes)):
-            known = [size if isinstance(size, int) or size in symbols else None for size in sizes]
+        known = [size if isinstance(size, int) or size in symbols else None for size in sizes]
+        pairs = zip(declared, known, strict=False)
+        if len(declared) != len(sizes) or any(None not in each and each[0] != each[1] for each in pairs):
             value.CopyFrom(helper.make_tensor_value_info(value.name, tensor.elem_type, known))
-
-
-def _contradicts(symbols: Collection[str], declared: int | None, size: int | str | None) -> bool:
-    """Whether a declared size contradicts the inferred one, which is another number or a variable size of an input."""
-    return declared is not None and declared != size and (isinstance(size, int) or size in symbols)
 
 
 def value_info(forward: Graph, name: str) -> onnx.ValueInfoProto | None:

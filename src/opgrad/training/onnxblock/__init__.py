@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from opgrad.base.arguments import naming
 from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from opgrad.training.files.tensor_values import arrays_of, tensor_of
+from opgrad.training.files.tensor_values import array_of, tensor_of
 from opgrad.training.make import forms
 from opgrad.training.make.blocks import Block, ForwardBlock, base, current, custom_op_library, empty_base, names_of
 from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
@@ -35,7 +35,7 @@ def save_checkpoint(
     groups = tuple(parameters) if isinstance(parameters, tuple | list) else ()
     if len(groups) != 2 or not all(isinstance(each, TensorProto) for group in groups for each in group):
         raise TypeError("save_checkpoint: parameters is no pair of lists of onnx.TensorProto")
-    trainable, frozen = map(arrays_of, groups)
+    trainable, frozen = ({each.name: array_of(each) for each in group} for group in groups)
     write_checkpoint(Checkpoint(trainable, frozen, nominal=bool(nominal_checkpoint)), path_to_checkpoint)
 
 
@@ -58,17 +58,17 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
     given = {each.name: each for each in graph.input}
     for name, array in checkpoint.parameters.items():
         found = tensor_of(name, array)
-        who, tensor = "load_checkpoint_to_model", held.get(name)
+        tensor = held.get(name)
         if tensor is not None:
             kind, dims = tensor.data_type, list(tensor.dims)
         elif name in given:
             declared = given[name].type.tensor_type
             kind, dims = declared.elem_type, [each.dim_value for each in declared.shape.dim]
         else:
-            raise ValueError(f"{who}: the checkpoint has {name!r}, which is no initializer and no input of the model")
+            raise ValueError(f"the checkpoint has {name!r}, which is no initializer and no input of the model")
         if kind != found.data_type or dims != list(found.dims):
             raise ValueError(
-                f"{who}: the checkpoint's {name!r} has type {found.data_type} and shape {tuple(found.dims)}, "
+                f"the checkpoint's {name!r} has type {found.data_type} and shape {tuple(found.dims)}, "
                 f"expected {kind} and {tuple(dims)}, as the model has it"
             )
         if name in held:
@@ -124,17 +124,7 @@ class TrainingBlock(Block):
         )
         outputs, segments = names_of(output, self._who), self.checkpoint_segments
         with naming(self._who):
-            self._models = training_models(
-                accessor.model,
-                outputs,
-                trainable,
-                frozen,
-                self._who,
-                segments,
-                accessor.apart,
-                self.precision,
-                accessor.graph(),
-            )
+            self._models = training_models(accessor, outputs, trainable, frozen, self._who, segments, self.precision)
         accessor.model.CopyFrom(self._models.whole()[0])
         accessor.forget()
         return output
