@@ -19,7 +19,8 @@ from processes import run_processes
 
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.files.artifact_set import AdamWRule, SGDRule
-from opgrad.training.run.fit import Fit, StepRows
+from opgrad.training.run.fit import Fit, step_rows
+from opgrad.training.run.recipe import Recipe
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -33,8 +34,11 @@ DIGITS, FIXED = ROOT / "examples" / "digits", ROOT / "tests" / "artifacts" / "di
 
 @pytest.mark.parametrize(("size", "whole"), [(1, False), (3, False), (5, False), (2, True), (3, True)])
 def test_parts_are_the_batches(size, whole):
-    order = np.random.default_rng(0).permutation(47)
-    every = [list(StepRows(10, 3, rank, size, whole).steps(order)) for rank in range(size)]
+    order, recipe, every = np.random.default_rng(0).permutation(47), Recipe(batch_size=10, accumulate=3), []
+    for rank in range(size):
+        process = OneProcess()
+        process.rank, process.size = rank, size
+        every.append(list(step_rows(order, recipe, process, whole)))
     for step in zip(*every, strict=True):
         assert len({(each.rows, each.batches) for each in step}) == 1
         for place in range(step[0].batches):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import platform
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from opgrad.base.arguments import naming
 from opgrad.base.files import json_object
@@ -24,9 +22,9 @@ from opgrad.training.files.checkpoint import read_checkpoint
 from opgrad.training.run import job
 from opgrad.training.run.fit import Fit, Progress
 from opgrad.training.run.metrics import FILE as FIGURES
-from opgrad.training.run.metrics import best_epoch, check_loggers
+from opgrad.training.run.metrics import check_loggers
 from opgrad.training.run.recipe import Recipe
-from opgrad.training.run.state import BEST, LAST, Resumption, RunState
+from opgrad.training.run.state import BEST, LAST, Resumption
 from opgrad.tune import outputs
 from opgrad.tune.adapted_model import MAX_LENGTH, AdaptedModel, summary
 from opgrad.tune.examples import Told
@@ -40,35 +38,26 @@ LARGEST_LOSS = math.log(sys.float_info.max)  # whose exponential is a number
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Tuned(job.Trained):
     """The results of a fine-tuning.
 
-    state: the settings, and the metrics of every epoch. batch_losses: for each epoch of this run the loss of every
-    batch. told: what was done with the examples. rows, validation_rows: how many examples were trained on and
-    validated with. output: the folder. files: the names of the files that make the result.
+    told: what was done with the examples. rows, validation_rows: how many examples were trained on and validated with.
+    files: the names of the files that make the result.
     trained: how many numbers were trained. samples: for each epoch, prompts with the texts behind them.
     processes: how many trained together. figures: of the validation examples by the task's measures, before the
     training and with what was written; the first is None in a run that was resumed.
     has_perplexity: whether the loss is that of tokens, whose perplexity is exp of it.
     """
 
-    state: RunState
-    batch_losses: list[list[float]]
     told: Told
     rows: int
     validation_rows: int
-    output: Path
     files: tuple[str, ...]
     trained: int
     samples: list[dict[str, str]]
     processes: int = 1
     figures: Mapping[str, tuple[float | None, float]] = field(default_factory=dict)
     has_perplexity: bool = True
-
-    @property
-    def best_epoch(self) -> int | None:
-        """The number of the epoch whose values were written; None without validation."""
-        return best_epoch(self.state.history)
 
     @property
     def tokens_per_second(self) -> float:
@@ -102,11 +91,7 @@ class Tuned:
             "samples": self.samples,
             "threads": self.state.threads,
             "processes": self.processes,
-            "versions": {
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "onnxruntime": onnxruntime.__version__,
-            },
+            "versions": job.versions(),
         }
 
 
@@ -139,7 +124,7 @@ def _write_run(model: AdaptedModel, run: Tuned) -> tuple[str, ...]:
     with job.parameters_kept(run.output):
         values = run.metrics()
         saved = model.save(run.output, {"run": values})
-        job.write_metrics(run.output, run.output.resolve().name, run.state.history, run.batch_losses, None, values)
+        job.write_metrics(run, run.output.resolve().name, None, values)
     return (*saved, "loss.png", "metrics.json", "metrics.csv", FIGURES, LAST)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.files.dataset import Examples
 from opgrad.training.run.metrics import EpochMetrics, best_epoch, logged, write_csv
-from opgrad.training.run.recipe import Schedule
+from opgrad.training.run.recipe import Recipe, Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState
 
 CHUNK = 1 << 20  # how many numbers are checked at a time
@@ -53,39 +53,26 @@ class StepCounts:
     parts: tuple[BatchPart, ...]
 
 
-@dataclass(frozen=True)
-class StepRows:
-    """The rows of all steps for process `rank` of `size`.
+def step_rows(
+    order: np.ndarray, recipe: Recipe, processes: OneProcess, whole: bool, weight: Callable[[np.ndarray], float] = len
+) -> Iterator[StepCounts]:
+    """The rows of all steps for a process, in this order; the last step has what is left.
 
-    batch_size: rows of a batch, of all processes together. accumulate: batches of a step.
     whole: each batch is computed by one process, for graphs that take only one number of rows; otherwise each process
     computes a part of every batch. weight: that of some rows in the mean of the loss.
     """
-
-    batch_size: int
-    accumulate: int
-    rank: int = 0
-    size: int = 1
-    whole: bool = False
-    weight: Callable[[np.ndarray], float] = len
-
-    def steps(self, order: np.ndarray) -> Iterator[StepCounts]:
-        """The steps over rows in this order; the last ones have what is left."""
-        for start in range(0, len(order), self.batch_size * self.accumulate):
-            rows = order[start : start + self.batch_size * self.accumulate]
-            batches = [rows[begin : begin + self.batch_size] for begin in range(0, len(rows), self.batch_size)]
-            whole, parts = self.weight(rows), []
-            for number, batch in enumerate(batches):
-                if self.whole:
-                    own = batch if number % self.size == self.rank else batch[:0]
-                else:
-                    each, more = divmod(len(batch), self.size)  # the first processes get one row more if rows are left
-                    begin = self.rank * each + min(self.rank, more)
-                    own = batch[begin : begin + each + (self.rank < more)]
-                if own.size:
-                    weight = self.weight(own)
-                    parts.append(BatchPart(own, number, weight / self.weight(batch), weight / whole))
-            yield StepCounts(len(rows), len(batches), tuple(parts))
+    of_batch, of_step = recipe.batch_size, recipe.batch_size * recipe.accumulate
+    for start in range(0, len(order), of_step):
+        rows = order[start : start + of_step]
+        batches, parts = [rows[begin : begin + of_batch] for begin in range(0, len(rows), of_batch)], []
+        for number, batch in enumerate(batches):
+            if whole:
+                own = batch if number % processes.size == processes.rank else batch[:0]
+            else:
+                own = np.array_split(batch, processes.size)[processes.rank]
+            if own.size:
+                parts.append(BatchPart(own, number, weight(own) / weight(batch), weight(own) / weight(rows)))
+        yield StepCounts(len(rows), len(batches), tuple(parts))
 
 
 # --- epochs ---
@@ -141,14 +128,12 @@ class Fit:
         self._mean = GradientMean(trainer.gradients.flat) if recipe.accumulate > 1 else None
         self._processes, self._all_stop, self._validation_batch = processes, False, validation_batch
         self._loggers, self._log = loggers, _no_log
-        rank, size = processes.rank, processes.size
-        whole = size > 1 and trainer.artifacts.batch_rows is not None
-        if whole and recipe.accumulate < size:
+        self._whole = processes.size > 1 and trainer.artifacts.batch_rows is not None
+        if self._whole and recipe.accumulate < processes.size:
             raise ValueError(
-                f"train: accumulate is {recipe.accumulate}, expected at least {size}: the graphs take one batch size "
-                "alone, so that each process needs a batch of every step"
+                f"train: accumulate is {recipe.accumulate}, expected at least {processes.size}: the graphs take one "
+                "batch size alone, so that each process needs a batch of every step"
             )
-        self._step_rows = StepRows(recipe.batch_size, recipe.accumulate, rank, size, whole, training.weight)
         self.batch_losses: list[list[float]] = []
         self.communication = 0.0
 
@@ -173,14 +158,14 @@ class Fit:
                 if self._stops(interrupt) and len(state.history) < self._recipe.epochs:
                     raise Interrupted(self.output / LAST, state)
 
-    def _train(self, progress: Progress, interrupt: "_Interrupt") -> None:
+    def _train(self, progress: Progress, interrupt: SimpleNamespace) -> None:
         """The remaining steps of an epoch, or those up to the next checkpoint."""
         state, recipe, rows, every = self.state, self._recipe, self.training.rows, self._recipe.checkpoint_every
         if not self._processes.is_first:
             state.loss_sum = 0.0  # the first process alone keeps the sum of the rows before
         epoch = len(state.history)
         order = self.training.order(np.random.default_rng(recipe.seed + epoch))[state.rows :]
-        steps = list(self._step_rows.steps(order))
+        steps = list(step_rows(order, recipe, self._processes, self._whole, self.training.weight))
         batches = self.trainer.gradients_of(self.training, (part.rows for step in steps for part in step.parts))
         validation_loss = state.history[-1].validation_loss if state.history else None
         if not state.rows or not self.batch_losses:
@@ -211,11 +196,11 @@ class Fit:
         state.loss_sum = float(parts[0])
         self.batch_losses[-1] += parts[1:].tolist()
 
-    def _stops(self, interrupt: "_Interrupt") -> bool:
+    def _stops(self, interrupt: SimpleNamespace) -> bool:
         """Whether the user has stopped the training; several processes stop after the same step."""
         return self._all_stop if self._processes.is_group else interrupt.requested
 
-    def _step(self, batches: Iterator[float], step: StepCounts, interrupt: "_Interrupt") -> list[float]:
+    def _step(self, batches: Iterator[float], step: StepCounts, interrupt: SimpleNamespace) -> list[float]:
         """One step of the optimizer on the next rows; returns this process's part of the batches' losses."""
         trainer, losses, weight = self.trainer, [0.0] * step.batches, 0.0
         for number, part in enumerate(step.parts, 1):
@@ -294,7 +279,8 @@ class Fit:
         )
         figures = asdict(state.history[-1])
         self._log(figures.pop("steps"), figures)
-        state.begin_epoch()
+        state.rows = state.batches = 0
+        state.loss_sum = state.seconds = 0.0
         self._write(*[BEST] * (best_epoch(state.history) == len(state.history)), LAST, with_metrics=True)
 
     def _write(self, *names: str, with_metrics: bool = False) -> None:
@@ -343,26 +329,20 @@ class GradientMean:
         sums[...] = 0
 
 
-class _Interrupt:
-    """Whether the user has pressed Ctrl-C."""
-
-    requested = False
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal: the second one raises KeyboardInterrupt."""
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-
 @contextmanager
-def _deferred_interrupt() -> Iterator[_Interrupt]:
-    """Within the `with` block the first Ctrl-C is only noted; the second raises KeyboardInterrupt."""
-    interrupt = _Interrupt()
+def _deferred_interrupt() -> Iterator[SimpleNamespace]:
+    """Within the `with` block the first Ctrl-C is only noted, as `requested`; the second raises KeyboardInterrupt."""
+    interrupt = SimpleNamespace(requested=False)
+
+    def note(*_: object) -> None:
+        if interrupt.requested:
+            raise KeyboardInterrupt
+        interrupt.requested = True
+
     if threading.current_thread() is not threading.main_thread():  # other threads cannot set signal handlers
         yield interrupt
         return
-    before = signal.signal(signal.SIGINT, interrupt.note)
+    before = signal.signal(signal.SIGINT, note)
     try:
         yield interrupt
     finally:

@@ -30,7 +30,7 @@ from opgrad.training.files.checkpoint import read_checkpoint, write_checkpoint
 from opgrad.training.files.dataset import Dataset, Examples, load_file, load_named
 from opgrad.training.run.fit import Fit, Progress
 from opgrad.training.run.metrics import FILE as FIGURES
-from opgrad.training.run.metrics import EpochMetrics, best_epoch, check_loggers, plot_losses
+from opgrad.training.run.metrics import best_epoch, check_loggers, plot_losses
 from opgrad.training.run.recipe import FILE, Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState, fingerprint
 
@@ -41,12 +41,28 @@ DIVERGED = 100.0  # a last loss of more than so many times the initial loss mean
 
 
 @dataclass(frozen=True)
-class Run:
-    """The settings and the results of a training run.
+class Trained:
+    """The results of any training.
+
+    state: the settings, and the metrics of every epoch. batch_losses: the loss of every batch, for each epoch since the
+    run was begun or resumed. output: the folder.
+    """
+
+    state: RunState
+    batch_losses: list[list[float]]
+    output: Path
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The number of the epoch whose parameters are kept; None without validation."""
+        return best_epoch(self.state.history)
+
+
+@dataclass(frozen=True)
+class Run(Trained):
+    """The results of a training run.
 
     train_rows, validation_rows, test_rows: the numbers of rows in each part of the data.
-    state: the settings and the metrics of every epoch.
-    batch_losses: the loss of every batch, for each epoch since the run was begun or resumed.
     test: the evaluation of the exported parameters on the test rows; they are those of the best epoch or, without
     validation, of the last one.
     exported_accuracy: the accuracy of the exported model in a session without opgrad; None if the label is no class.
@@ -60,19 +76,11 @@ class Run:
     train_rows: int
     validation_rows: int
     test_rows: int
-    state: RunState
-    batch_losses: list[list[float]]
     test: Evaluation
     exported_accuracy: float | None
-    output: Path
     processes: int = 1
     communication: float = 0.0
     skipped: int | None = None
-
-    @property
-    def best_epoch(self) -> int | None:
-        """The number of the epoch whose parameters are exported; None without validation."""
-        return best_epoch(self.state.history)
 
     @property
     def divergence(self) -> str | None:
@@ -193,21 +201,14 @@ def train(
                 communication=fit.communication / seconds if seconds else 0.0,
                 skipped=None if trainer.loss_scale is None else trainer.loss_scale.skipped,
             )
-            write_metrics(output, artifacts.name, state.history, run.batch_losses, run.test.loss, metrics(run))
+            write_metrics(run, artifacts.name, run.test.loss, metrics(run))
     return run
 
 
-def write_metrics(
-    output: Path,
-    name: str,
-    history: Sequence[EpochMetrics],
-    batch_losses: Sequence[Sequence[float]],
-    test_loss: float | None,
-    values: Mapping[str, Any],
-) -> None:
+def write_metrics(run: Trained, name: str, test_loss: float | None, values: Mapping[str, Any]) -> None:
     """Write loss.png, with `name` above the picture, and metrics.json into a run's folder: both, or none."""
-    with staged(output) as folder:
-        plot_losses(history, batch_losses, test_loss, f"{name}: loss", folder / "loss.png")
+    with staged(run.output) as folder:
+        plot_losses(run.state.history, run.batch_losses, test_loss, f"{name}: loss", folder / "loss.png")
         new_file(folder / "metrics.json", (json.dumps(values, indent=1) + "\n").encode())
 
 
@@ -335,11 +336,16 @@ def metrics(run: Run) -> dict[str, Any]:
         "communication": run.communication,
         "seconds": run.seconds,
         "samples_per_second": run.samples_per_second,
-        "versions": {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "onnxruntime": onnxruntime.__version__,
-        },
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of what trains."""
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "onnxruntime": onnxruntime.__version__,
     }
 
 

@@ -78,11 +78,6 @@ class RunState:
         """The time of all steps, without evaluation, writing and progress bar."""
         return sum(epoch.seconds for epoch in self.history) + self.seconds
 
-    def begin_epoch(self) -> None:
-        """Start counting anew."""
-        self.rows = self.batches = 0
-        self.loss_sum = self.seconds = 0.0
-
     def to_text(self) -> str:
         """All of it as one line of JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)})
