@@ -11,8 +11,10 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -194,7 +196,8 @@ def with_pairs(
         # Weights have 7 bits, as in `learning`.
         form = {"quant_format": QuantFormat.QDQ, "activation_type": QuantType.QUInt8, "per_channel": per_channel}
         form |= {"reduce_range": True, "nodes_to_quantize": nodes}
-        quantize_static(str(floats), str(integers), _Batches(calibration), **form)
+        reader = SimpleNamespace(get_next=partial(next, map(dict, calibration), None))
+        quantize_static(str(floats), str(integers), reader, **form)
         after = onnx.load(integers)
     return after, {name: numpy_helper.to_array(each) for name, each in Candidates(before).tensors.items()}
 
@@ -250,21 +253,6 @@ def _multiply_factors(graph: onnx.GraphProto) -> None:
             else:
                 held.CopyFrom(product)
             keep(node.attribute, [each for each in node.attribute if each.name != name])
-
-
-class _Batches:
-    """The batches, one after the other, as onnxruntime's quantizer asks for them."""
-
-    def __init__(self, batches: Sequence[Mapping[str, np.ndarray]]):
-        self._rest: Iterator[Mapping[str, np.ndarray]] = iter(batches)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        """The next batch, None behind the last."""
-        found = next(self._rest, None)
-        return None if found is None else dict(found)
-
-    def __len__(self) -> int:
-        return 0
 
 
 @contextmanager

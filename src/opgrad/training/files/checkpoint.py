@@ -21,17 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from opgrad.base.files import (
-    NoFile,
-    alone,
-    created,
-    destination,
-    finish_interrupted,
-    flush,
-    naming,
-    replace_file,
-    staged,
-)
+from opgrad.base import files
 from opgrad.training.files import checkpoint_tables, mapped_files, weights
 
 BESIDE = r"{}(\.[0-9a-f]{{16}})?\.data"  # names of files with the values of a checkpoint
@@ -66,11 +56,11 @@ def replace_files(path: Path, root: checkpoint_tables.Values, outside: bool) -> 
 
     Raises OSError if another one writes it at the same time.
     """
-    with alone(path):
+    with files.alone(path):
         old = data_of(path)
         new = _write_values(path, root) if outside else None
         try:
-            replace_file(path, checkpoint_tables.contents(root))
+            files.replace_file(path, checkpoint_tables.contents(root))
         except BaseException:
             if new is not None and data_of(path) != new:
                 new.unlink(missing_ok=True)
@@ -89,7 +79,7 @@ def data_of(path: Path) -> Path | None:
     """
     try:
         return _data_of(path, checkpoint_tables.decode(mapped_files.content(path)))
-    except (FileNotFoundError, NoFile, checkpoint_tables.Damaged):
+    except (FileNotFoundError, files.NoFile, checkpoint_tables.Damaged):
         return None
 
 
@@ -118,9 +108,9 @@ def _data_of(path: Path, root: checkpoint_tables.Values) -> Path | None:
 def _write_values(path: Path, root: checkpoint_tables.Values) -> Path:
     """Write the file with the values of a checkpoint's tensors, and its name and their places into the tables."""
     root["model"]["outside"], offset, digest = True, 0, hashlib.sha256()
-    with staged(path.parent, name=data_path(path).name) as folder:
+    with files.staged(path.parent, name=data_path(path).name) as folder:
         new = folder / data_path(path).name
-        with naming(data_path(path)), created(new) as file:
+        with files.naming(data_path(path)), files.created(new) as file:
             for tensor in (each for each in checkpoint_tables.tensors(root) if each["data"].nbytes):
                 content = checkpoint_tables.raw(tensor["data"]).data
                 for piece in (content, FILLED[: -content.nbytes % checkpoint_tables.ALIGNMENT]):
@@ -128,7 +118,7 @@ def _write_values(path: Path, root: checkpoint_tables.Values) -> Path:
                     digest.update(piece)
                 tensor["offset"], tensor["data"] = offset, None
                 offset += checkpoint_tables.aligned(content.nbytes)
-            flush(file)
+            files.flush(file)
         if os.path.lexists(path) or os.path.lexists(data_path(path)):
             root["model"]["digest"] = digest.hexdigest()
         final = data_path(path, root["model"].get("digest", ""))
@@ -191,7 +181,7 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     checkpoint, has another version, or is truncated or damaged.
     """
     path = Path(path)
-    if not path.exists() and not (finish_interrupted(path.parent) and path.exists()):
+    if not path.exists() and not (files.finish_interrupted(path.parent) and path.exists()):
         raise FileNotFoundError(f"read_checkpoint: there is no file {path}")
     try:
         content, root, outside = read_files(path)
@@ -205,7 +195,7 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
         return Checkpoint(held.trainable, held.statistics, groups)
     except checkpoint_tables.Damaged as damage:
         raise ValueError(f"read_checkpoint: {path} {damage}") from None
-    except NoFile as error:
+    except files.NoFile as error:
         raise ValueError(f"read_checkpoint: {error}") from None
     except FileNotFoundError as error:
         raise FileNotFoundError(f"read_checkpoint: {error}") from None
@@ -296,7 +286,7 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | PathLike[str], *, exter
         raise FileNotFoundError(f"write_checkpoint: there is no folder {path.parent}")
     if path.is_dir():
         raise IsADirectoryError(f"write_checkpoint: {path} is a folder")
-    path, root = destination(path), _root(checkpoint)
+    path, root = files.destination(path), _root(checkpoint)
     needed, largest = checkpoint_tables.size(root), checkpoint_tables.LARGEST
     if external_data is False and needed > largest:
         raise ValueError(f"write_checkpoint: {path} needs {needed} bytes, expected at most {largest}")

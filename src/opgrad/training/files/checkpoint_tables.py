@@ -33,24 +33,9 @@ Values = dict[str, Any]
 Content: TypeAlias = bytes | memoryview
 """The bytes of a file."""
 
-ELEMENT_TYPES: dict[int, np.dtype[Any]] = {
-    number: np.dtype(kind)
-    for number, kind in {
-        1: np.float32,
-        2: np.uint8,
-        3: np.int8,
-        4: np.uint16,
-        5: np.int16,
-        6: np.int32,
-        7: np.int64,
-        9: np.bool_,
-        10: np.float16,
-        11: np.float64,
-        12: np.uint32,
-        13: np.uint64,
-        16: ml_dtypes.bfloat16,
-    }.items()
-}
+KINDS = {1: "f4", 2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 9: "?", 10: "f2", 11: "f8", 12: "u4", 13: "u8"}
+ELEMENT_TYPES: dict[int, np.dtype[Any]] = {number: np.dtype(kind) for number, kind in KINDS.items()}
+ELEMENT_TYPES[16] = np.dtype(ml_dtypes.bfloat16)
 """The dtypes of tensors, by their number in ONNX."""
 
 

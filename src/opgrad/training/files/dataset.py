@@ -334,20 +334,15 @@ class Examples(Protocol):
     """Examples that are trained on or evaluated: a `Dataset`, or others that make their arrays when they are needed."""
 
     @property
-    def rows(self) -> int:
-        """The number of examples."""
+    def rows(self) -> int: ...
 
-    def weight(self, rows: np.ndarray | None = None) -> float:
-        """The weight of some examples, or of all, in the mean of a loss."""
+    def weight(self, rows: np.ndarray | None = None) -> float: ...
 
-    def order(self, generator: np.random.Generator) -> np.ndarray:
-        """The numbers of all examples, in the order of an epoch, int64 [n]."""
+    def order(self, generator: np.random.Generator) -> np.ndarray: ...
 
-    def filler(self, inputs: Sequence[TensorSpec]) -> Fill:
-        """What copies examples into the memory of a graph's inputs."""
+    def filler(self, inputs: Sequence[TensorSpec]) -> Fill: ...
 
-    def take(self, rows: np.ndarray) -> Dataset:
-        """The examples with these numbers, int64 [n]."""
+    def take(self, rows: np.ndarray) -> Dataset: ...
 
 
 def batches(data: Examples, rows: int) -> Iterator[tuple[int, Dataset]]:

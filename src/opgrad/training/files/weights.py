@@ -21,20 +21,11 @@ METADATA = "__metadata__"
 LENGTH = 8  # bytes of the number with the header's length, at the beginning of a file
 LARGEST_HEADER = 100_000_000  # the most bytes of a header by the format's definition
 DTYPES: dict[str, np.dtype[Any]] = {
-    name: np.dtype(kind).newbyteorder("<")
-    for name, kind in {
-        "F64": np.float64,
-        "F32": np.float32,
-        "F16": np.float16,
-        "BF16": ml_dtypes.bfloat16,
-        "I64": np.int64,
-        "I32": np.int32,
-        "I16": np.int16,
-        "I8": np.int8,
-        "U8": np.uint8,
-        "BOOL": np.bool_,
-    }.items()
+    f"{kind}{8 * size}": np.dtype(f"<{kind.lower()}{size}")
+    for kind, sizes in (("F", (8, 4, 2)), ("I", (8, 4, 2, 1)), ("U", (1,)))
+    for size in sizes
 }
+DTYPES |= {"BOOL": np.dtype(np.bool_), "BF16": np.dtype(ml_dtypes.bfloat16).newbyteorder("<")}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Entry = tuple[np.dtype[Any], tuple[int, ...]]
