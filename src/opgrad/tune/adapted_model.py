@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 
 from opgrad.base.locks import once
 from opgrad.cpu.runtime.threads import get_num_threads
@@ -74,7 +72,7 @@ class AdaptedModel:
                 self.values[each.magnitude] = np.sqrt(each.norms).astype(np.float32)
         self._setting: Setting | None = None
         self._form = 0
-        self._writer: Writer | None = None
+        self._scores: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None  # of the present values
 
     @once
     def checksum(self) -> str:
@@ -127,11 +125,12 @@ class AdaptedModel:
         self.task.refuse(prompt=prompt or True)
         tokenizer = self.tokenizer
         tokens = self.prompt_tokens(prompt, chat)
-        if self._writer is None:
-            model, constants = scoring(self.base, self.adapters, self.values)
-            fixed, options = {**constants, **self.values}, session_options(get_num_threads(), patterns=False)
-            self._writer = Writer(model, self.base.tokens, self.base.logits, fixed, options)
-        return tokenizer.decode(list(self._writer.write(tokens, max_new_tokens, tokenizer.ends, temperature, seed)))
+        compute = self._scores = self._scores or self.computing()
+
+        def scores(tokens: np.ndarray) -> np.ndarray:
+            return compute({self.base.tokens: tokens[None].astype(np.int64)})[0, -1]
+
+        return tokenizer.decode(list(written(scores, tokens, max_new_tokens, tokenizer.ends, temperature, seed)))
 
     def computing(self, each: bool = False, tuned: bool = True) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
         """What computes the output of the base's graph for other inputs.
@@ -161,7 +160,7 @@ class AdaptedModel:
 
     def use(self, values: "dict[str, np.ndarray]") -> None:
         """Take values that training changes as the present ones."""
-        self.values, self._writer = values, None
+        self.values, self._scores = values, None
 
     def save(self, output: str | PathLike[str], about: "dict[str, Any] | None" = None) -> list[str]:
         """Write what was trained into a folder; returns the files' names. about: further entries of tune.json."""
@@ -302,50 +301,28 @@ def summary(model: AdaptedModel, rows: int, length: int) -> Summary:
     )  # fmt: skip
 
 
-class Writer:
-    """Writes with a graph of scores that has no caches: each token costs a run over all before it.
+def written(
+    scores: Callable[[np.ndarray], np.ndarray], prompt: np.ndarray, max_new_tokens: int, ends: Collection[int],
+    temperature: float, seed: int,
+) -> Iterator[int]:  # fmt: skip
+    """The tokens that follow a prompt, until one ends the text or there are `max_new_tokens`.
 
-    model: the graph. tokens, scores: names of its input and its output. fixed: the values of its other inputs, which
-    may be changed between calls.
+    scores: those of the token that follows some tokens; without caches each token costs a run over all before it.
+    temperature: 0 takes the token with the highest score; else tokens are drawn, from the softmax of the scores divided
+    by it.
     """
-
-    def __init__(
-        self, model: onnx.ModelProto, tokens: str, scores: str, fixed: Mapping[str, np.ndarray],
-        options: onnxruntime.SessionOptions,
-    ):  # fmt: skip
-        self._session = open_session(model, options, WHO)
-        self._tokens, self._scores = tokens, scores
-        names = {item.name for item in self._session.get_inputs()}
-        self._fixed = {name: array for name, array in fixed.items() if name in names}
-
-    def scores(self, tokens: np.ndarray) -> np.ndarray:
-        """The scores of the token that follows some tokens, float32 [n]."""
-        feeds = {self._tokens: tokens[None].astype(np.int64), **self._fixed}
-        return np.asarray(run(self._session, [self._scores], feeds, WHO)[0][0, -1], np.float32)
-
-    def write(
-        self, prompt: np.ndarray, max_new_tokens: int, ends: Collection[int], temperature: float = 0.0, seed: int = 0
-    ) -> Iterator[int]:
-        """The tokens that follow a prompt, until one ends the text or there are `max_new_tokens`.
-
-        temperature: 0 takes the token with the highest score; else tokens are drawn, from the softmax of the scores
-        divided by it.
-        """
-        tokens, generator = np.asarray(prompt), np.random.default_rng(seed)
-        for _ in range(max_new_tokens):
-            token = _next(self.scores(tokens), temperature, generator)
-            if token in ends:
-                return
-            yield token
-            tokens = np.append(tokens, token)
-
-
-def _next(scores: np.ndarray, temperature: float, generator: np.random.Generator) -> int:
-    if not temperature:
-        return int(scores.argmax())
-    logits = scores.astype(np.float64) / temperature
-    weights = np.exp(logits - logits.max())
-    return int(generator.choice(len(weights), p=weights / weights.sum()))
+    tokens, generator = np.asarray(prompt), np.random.default_rng(seed)
+    for _ in range(max_new_tokens):
+        found = scores(tokens).astype(np.float64)
+        token = int(found.argmax())
+        if temperature:
+            logits = found / temperature
+            weights = np.exp(logits - logits.max())
+            token = int(generator.choice(len(weights), p=weights / weights.sum()))
+        if token in ends:
+            return
+        yield token
+        tokens = np.append(tokens, token)
 
 
 CONFIG = "genai_config.json"
@@ -363,7 +340,7 @@ def write_by_genai(
     """The tokens that a model writes behind a prompt, until one ends the text or there are `max_new_tokens`.
 
     folder: of the model. adapter: the file of an adapter, whose parameters are inputs of the model; None: none.
-    temperature, seed: as of `Writer.write`.
+    temperature, seed: as of `written`.
     """
     import onnxruntime_genai as genai
 

@@ -404,19 +404,28 @@ class TokenData(RowData):
     def arrays(self, rows: np.ndarray) -> TokenBatch:
         """The arrays of some rows, padded on the right, or all in one row, where padding counts as an example."""
         examples = [self.examples[int(self.chosen[row])] for row in rows]
-        lengths = [len(each.tokens) - 1 for each in examples]
-        ends = np.cumsum([0, *lengths])
-        shape = (1, padded(int(ends[-1]))) if self.packed else (len(examples), padded(max(lengths)))
-        tokens, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
-        weights, places = np.zeros(shape, np.float32), np.zeros(shape, np.int64)
-        for row, (each, length) in enumerate(zip(examples, lengths, strict=True)):
-            part = (0, slice(ends[row], ends[row] + length)) if self.packed else (row, slice(length))
-            tokens[part], weights[part], places[part] = each.tokens[:-1], each.weights[1:], np.arange(length)
-            labels[part] = np.where(each.trained[1:], each.tokens[1:], IGNORED)
+        tokens, labels, weights, places, ends = token_rows(examples, self.packed)
         arrays: dict[str, np.ndarray] = {self.tokens: tokens, self.labels: labels, WEIGHTS: weights}
         if self.packed:
-            arrays |= {STARTS: np.append(ends, shape[1])[None].astype(np.int64), PLACES: places}
+            arrays |= {STARTS: np.append(ends, tokens.shape[1])[None].astype(np.int64), PLACES: places}
         return TokenBatch(arrays)
+
+
+def token_rows(examples: Sequence[TokenExample], packed: bool = False, whole: bool = False) -> tuple[np.ndarray, ...]:
+    """The tokens of examples but the last, their labels, weights and positions, and where each example ends.
+
+    packed: whether examples lie in one row, one after the other. whole: whether all tokens have labels.
+    """
+    lengths = [len(each.tokens) - 1 for each in examples]
+    ends = np.cumsum([0, *lengths])
+    shape = (1, padded(int(ends[-1]))) if packed else (len(examples), padded(max(lengths)))
+    tokens, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+    weights, places = np.zeros(shape, np.float32), np.zeros(shape, np.int64)
+    for row, (each, length) in enumerate(zip(examples, lengths, strict=True)):
+        part = (0, slice(ends[row], ends[row] + length)) if packed else (row, slice(length))
+        tokens[part], weights[part], places[part] = each.tokens[:-1], each.weights[1:], np.arange(length)
+        labels[part] = each.tokens[1:] if whole else np.where(each.trained[1:], each.tokens[1:], IGNORED)
+    return tokens, labels, weights, places, ends
 
 
 def padded(length: int) -> int:

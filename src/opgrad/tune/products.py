@@ -77,7 +77,8 @@ def unreached(model: onnx.ModelProto, logits: str) -> int:
 class _ProductSearch:
     def __init__(self, graph: Graph, tokens: str, logits: str):
         self._graph, self._tokens, self._logits = graph, tokens, logits
-        self._found: dict[str, WeightProduct] = {}  # by result
+        self._found: dict[str, WeightProduct] = {}  # by result, as all of these
+        self._roles, self._parts = dict[str, str](), dict[str, tuple[tuple[str, int, int], ...]]()
         for node in graph.nodes():
             if (product := self._product(node)) is not None:
                 self._found[product.output] = product
@@ -85,14 +86,14 @@ class _ProductSearch:
     def products(self) -> Iterator[WeightProduct]:
         """All of them, with their roles and layers."""
         attentions = list(self._attentions())
-        roles, parts = dict[str, str](), dict[str, tuple[tuple[str, int, int], ...]]()
+        roles = self._roles
         for node, operands in attentions:
-            self._name_operands(node, operands, roles, parts)
+            self._name_operands(node, operands)
             for product in self._behind(node.output[0]):
                 roles.setdefault(product, "o")
         head = self._before(self._logits, (*BETWEEN, "Tanh"))  # a softcap stands behind it
         roles |= dict.fromkeys(head, "head")
-        self._name_others(roles)
+        self._name_others()
         mixers = attentions + [(node, node.input[:1]) for node in self._graph.nodes() if node.op_type in CONVOLUTIONS]
         before = {name for _, operands in mixers for each in operands for name in self._before(each)}
         following = self._following({id(node) for node, _ in mixers})
@@ -102,7 +103,7 @@ class _ProductSearch:
             layer = count - following.get(name, 0) - (name not in before)
             outside = role in ("head", "embedding") or not mixers
             layer, shared = -1 if outside else layer, weights[found.weight] > 1
-            yield replace(found, role=role, layer=layer, parts=parts.get(name, ()), shared=shared)
+            yield replace(found, role=role, layer=layer, parts=self._parts.get(name, ()), shared=shared)
 
     # --- single products ---
 
@@ -224,22 +225,16 @@ class _ProductSearch:
             name = node.input[0]
         return self._graph.constant(name) is not None
 
-    def _name_operands(
-        self,
-        node: onnx.NodeProto,
-        operands: Sequence[str],
-        roles: dict[str, str],
-        parts: dict[str, tuple[tuple[str, int, int], ...]],
-    ) -> None:
+    def _name_operands(self, node: onnx.NodeProto, operands: Sequence[str]) -> None:
         """Note the roles of the products whose results are queries, keys and values."""
         found = [next(iter(self._before(each)), None) for each in operands]
         if len(found) == 3 and len(set(found)) == 3:
-            roles |= {name: role for name, role in zip(found, "qkv", strict=True) if name is not None}
+            self._roles |= {name: role for name, role in zip(found, "qkv", strict=True) if name is not None}
             return
         name = found[0] if found else None
         if name is None:
             return
-        roles[name] = "qkv"
+        self._roles[name] = "qkv"
         sizes, columns = None, self._found[name].outputs
         if len(found) == 3:
             sizes = self._split_sizes(name)
@@ -251,7 +246,8 @@ class _ProductSearch:
                 sizes = [heads * head, shared * head, shared * head]
         if sizes is not None and sum(sizes) == columns:
             ends = [sum(sizes[: place + 1]) for place in range(3)]
-            parts[name] = tuple((role, end - size, end) for role, end, size in zip("qkv", ends, sizes, strict=True))
+            bounds = zip("qkv", ends, sizes, strict=True)
+            self._parts[name] = tuple((role, end - size, end) for role, end, size in bounds)
 
     def _split_sizes(self, name: str) -> list[int] | None:
         """The sizes of queries, keys and values that a Split node makes of a product's result, perhaps with a bias."""
@@ -295,9 +291,10 @@ class _ProductSearch:
 
     # --- the others ---
 
-    def _name_others(self, roles: dict[str, str]) -> None:
+    def _name_others(self) -> None:
         """Note the roles of tables, and of the products of multi-layer perceptrons: of two of which one is activated,
         that is the gate; the one that reads what comes of them is `down`."""
+        roles = self._roles
         for name, product in self._found.items():
             if product.op in TABLES:
                 roles[name] = "embedding"

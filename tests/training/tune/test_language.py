@@ -12,13 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnxruntime import InferenceSession
 from opgrad.training.engine.trainer import Trainer
-from opgrad.training.engine.training_graph import session_options
 from opgrad.training.files.tensor_values import array_of
 from opgrad.tune import Tuner
-from opgrad.tune.adapted_model import Writer as TextWriter
 from opgrad.tune.language_model import read
 from opgrad.tune.lora import Lora, choose
-from opgrad.tune.trained_set import scoring
 
 SIZE = 5 + len(WORDS)
 
@@ -356,10 +353,7 @@ def test_weights_are_trained_in_float32(tmp_path, kind):
         trainer, batch = Trainer(setting.artifacts, learning_rate=0.01), dict.fromkeys(("input_ids", "labels"), tokens)
         losses.append([trainer.step(batch) for _ in range(3)])
         tuner.adapted.use(trainer.parameters)
-        model, constants = scoring(tuner.adapted.base, tuner.adapters, tuner.values)
-        fixed = {**constants, **tuner.values}
-        writer = TextWriter(model, tuner.adapted.base.tokens, tuner.adapted.base.logits, fixed, session_options(1))
-        scores_of_one.append(writer.scores(tokens[0]))
+        scores_of_one.append(tuner.adapted.computing()({tuner.adapted.base.tokens: tokens[:1]})[0, -1])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     np.testing.assert_allclose(scores_of_one[1], scores_of_one[0], rtol=1e-3, atol=1e-4)
     tuner.save(tmp_path / "tuned")

@@ -2,12 +2,12 @@
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.tune.options import parsed
-from opgrad.tune.tasks.base import TRAIN_ON, Task, TaskExamples, Write
+from opgrad.tune.tasks.base import TRAIN_ON, Task, Write
 from opgrad.tune.tasks.classify import Classify, Rank
 from opgrad.tune.tasks.embed import Embed
 from opgrad.tune.tasks.prefer import Prefer
 
-__all__ = ["TASKS", "TRAIN_ON", "Task", "TaskExamples", "Write", "task_of"]
+__all__ = ["TASKS", "TRAIN_ON", "Task", "Write", "task_of"]
 
 TASKS: dict[str, type[Task]] = {each.NAME: each for each in (Write, Prefer, Embed, Classify, Rank)}
 

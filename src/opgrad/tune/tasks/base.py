@@ -13,7 +13,7 @@ from opgrad.base.files import alone
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.dataset import TensorSpec
 from opgrad.tune import outputs
-from opgrad.tune.examples import RowData, TokenData, TokenExamples, Told
+from opgrad.tune.examples import RowData, TokenData, TokenExamples
 from opgrad.tune.language_model import LABELS, WEIGHTS, LanguageModel, read
 from opgrad.tune.lora import Adapter
 from opgrad.tune.tokenizer import WHO, Tokenizer
@@ -34,32 +34,11 @@ class TaskModel(Protocol):
     pack: bool
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model's folder."""
+    def tokenizer(self) -> Tokenizer: ...
 
-    def computing(self, each: bool = False, tuned: bool = True) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
-        """What computes the output of the base's graph for other inputs; see `AdaptedModel.computing`."""
+    def computing(self, each: bool = False, tuned: bool = True) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]: ...
 
-    def about(self) -> dict[str, Any]:
-        """What identifies a fine-tuning, as plain values."""
-
-
-class TaskExamples(Protocol):
-    """The examples of a file."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def told(self) -> Told:
-        """What was done with the lines."""
-
-    @property
-    def checksum(self) -> int:
-        """That of all that is learned."""
-
-    @property
-    def form(self) -> int:
-        """What decides about the graph of the loss, such as whether tokens have weights; 0 unless something does."""
+    def about(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -87,8 +66,12 @@ class Task:
         """Names of weights of the model that are trained beside adapters, such as those of a new head."""
         return ()
 
-    def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> TaskExamples:
-        """The examples of a file or a folder. Raises ValueError that names the line of what is wrong."""
+    def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> Any:
+        """The examples of a file or a folder, of a class of the task's. Raises ValueError that names a wrong line.
+
+        All have a length, what was `told` of the lines, a `checksum`, and a `form`: what decides about the graph of the
+        loss, such as whether tokens have weights; 0 unless something does.
+        """
         raise NotImplementedError
 
     def rows(self, model: TaskModel, examples: Any, batch_size: int) -> RowData:
@@ -164,11 +147,9 @@ class Write(Task):
     PERPLEXITY: ClassVar[bool] = True
 
     def read(self, file: Path) -> LanguageModel:
-        """The model of a file."""
         return read(file)
 
     def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> TokenExamples:
-        """Texts as tokens."""
         found = TokenExamples(data, model.tokenizer, model.max_length, train_on, skip_bad)
         if model.tokenizer.size > model.base.vocabulary:
             raise ValueError(
@@ -178,7 +159,6 @@ class Write(Task):
         return found
 
     def rows(self, model: TaskModel, examples: TokenExamples, batch_size: int) -> RowData:
-        """Texts as rows of tokens."""
         return TokenData(examples, np.arange(len(examples)), batch_size, model.base.tokens, LABELS, packed=model.pack)
 
     def with_loss(

@@ -23,21 +23,9 @@ from opgrad.tune.examples import RowData
 from opgrad.tune.language_model import LOSS, LanguageModel, read
 from opgrad.tune.lines import text_of
 from opgrad.tune.options import require
+from opgrad.tune.tasks import encoder
 from opgrad.tune.tasks.base import TaskModel
 from opgrad.tune.tasks.embed import retrieved, texts_of
-from opgrad.tune.tasks.encoder import (
-    LABELS,
-    POOLINGS,
-    EncoderTask,
-    Read,
-    Text,
-    TextData,
-    finish,
-    output_of,
-    pooling_of,
-    text_inputs,
-    vectors_of,
-)
 from opgrad.tune.tokenizer import WHO, folder_of, read_json
 
 SCORES, WEIGHT, BIAS = "logits", "classifier.weight", "classifier.bias"  # of a new head
@@ -48,7 +36,7 @@ DEVIATION = 0.02  # of a new head's weights
 
 
 @dataclass(frozen=True)
-class HeadTask(EncoderTask):
+class HeadTask(encoder.EncoderTask):
     """A task of a head: that of the model, the output `logits` [batch, scores], or a new one."""
 
     def count(self, folder: Path) -> int | None:
@@ -60,7 +48,7 @@ class HeadTask(EncoderTask):
         what, folder = f"{WHO}: {file}", folder_of(file)
 
         def choose(ranks: Mapping[str, int]) -> str:
-            return SCORES if ranks.get(SCORES) == 2 else output_of(ranks, None, what)
+            return SCORES if ranks.get(SCORES) == 2 else encoder.output_of(ranks, None, what)
 
         base, count = read(file, choose), self.count(folder)
         if base.logits == SCORES:
@@ -69,7 +57,7 @@ class HeadTask(EncoderTask):
             return base
         if count is None:
             raise ArgumentError("task", f"has no labels, and {file} has no head, expected labels=A|B for a new one")
-        pooling = pooling_of(folder) or POOLINGS[1]
+        pooling = encoder.pooling_of(folder) or encoder.POOLINGS[1]
         source, model = (_with_head(each, base, count, pooling, what) for each in (base.source, base.model))
         return replace(base, source=source, model=model, logits=SCORES)
 
@@ -88,10 +76,10 @@ class HeadTask(EncoderTask):
         body.scope("loss")
         spec = self.labels_spec()
         kind = helper.np_dtype_to_tensor_dtype(spec.dtype)
-        model.graph.input.append(helper.make_tensor_value_info(LABELS, kind, spec.shape))
-        loss = self.loss_of(Value(body, base.logits, TensorProto.FLOAT), Value(body, LABELS, kind))
-        finish(model, loss, LOSS, [])
-        return replace(base, model=model, loss=LOSS), {LABELS: spec, **text_inputs(base)}
+        model.graph.input.append(helper.make_tensor_value_info(encoder.LABELS, kind, spec.shape))
+        loss = self.loss_of(Value(body, base.logits, TensorProto.FLOAT), Value(body, encoder.LABELS, kind))
+        encoder.finish(model, loss, LOSS, [])
+        return replace(base, model=model, loss=LOSS), {encoder.LABELS: spec, **encoder.text_inputs(base)}
 
     def labels_spec(self) -> TensorSpec:
         """The input of what is learned."""
@@ -124,7 +112,6 @@ class Classify(HeadTask):
         require(not wrong, "weights", self.weights, "a number above 0 for each of labels")
 
     def count(self, folder: Path) -> int | None:
-        """The number of labels."""
         return len(self.names(folder)) or None
 
     def names(self, folder: Path) -> Sequence[str]:
@@ -132,13 +119,13 @@ class Classify(HeadTask):
         named = read_json(folder / "config.json").get("id2label") or {}
         return self.labels or tuple(str(named[each]) for each in sorted(named, key=int))
 
-    def reader(self, model: TaskModel) -> Read:
+    def reader(self, model: TaskModel) -> encoder.Read:
         """A text, perhaps with another in one row, and its label."""
         names = self.names(model.folder) or [str(each) for each in range(model.base.head.outputs)]
         places = {str(place): place for place in range(len(names))}  # tables have numbers as texts
         places |= {name: number for number, name in enumerate(names)}
 
-        def read_text(values: dict[str, Any]) -> tuple[list[Text], Any]:
+        def read_text(values: dict[str, Any]) -> tuple[list[encoder.Text], Any]:
             first, second = (next((each for each in known if each in values), None) for known in (FIRST, SECOND))
             found = [values[each] for each in ("labels", "label") if each in values][:1]
             if first is None or not found:
@@ -158,8 +145,8 @@ class Classify(HeadTask):
     def labels_spec(self) -> TensorSpec:
         """Numbers of classes, or for each whether the text has it."""
         if self.several:
-            return TensorSpec(LABELS, np.dtype(np.float32), ("batch", "labels"))
-        return TensorSpec(LABELS, np.dtype(np.int64), ("batch",))
+            return TensorSpec(encoder.LABELS, np.dtype(np.float32), ("batch", "labels"))
+        return TensorSpec(encoder.LABELS, np.dtype(np.int64), ("batch",))
 
     def loss_of(self, scores: Value, labels: Value) -> Value:
         """The mean, weighted by the classes."""
@@ -172,7 +159,7 @@ class Classify(HeadTask):
 
     def figures(self, model: TaskModel, held: RowData) -> Mapping[str, float]:
         """How many rows are right, and the mean of the classes' F1."""
-        assert isinstance(held, TextData)
+        assert isinstance(held, encoder.TextData)
         every = np.arange(held.rows)
         scores, given = self.computed(model, held, held.column(0, every)), held.targets(every)
         classes = np.arange(scores.shape[1])
@@ -196,7 +183,7 @@ class Classify(HeadTask):
     merge = save
 
 
-class Queries(TextData):
+class Queries(encoder.TextData):
     """Queries with their texts; behind what is learned from them stands a number of the query."""
 
     def targets(self, rows: np.ndarray) -> np.ndarray:
@@ -219,19 +206,18 @@ class Rank(HeadTask):
 
     NAME: ClassVar[str] = "rank"
     KINDS: ClassVar[str] = "query, passage and label, or query, positive and negative"
-    DATA: ClassVar[type[TextData]] = Queries
+    DATA: ClassVar[type[encoder.TextData]] = Queries
 
     def __post_init__(self) -> None:
         require(self.loss in ("binary", "listwise"), "loss", self.loss, "binary or listwise")
 
     def count(self, folder: Path) -> int | None:
-        """One."""
         return 1
 
-    def reader(self, model: TaskModel) -> Read:
+    def reader(self, model: TaskModel) -> encoder.Read:
         """The pairs of a query, and which of them belong together."""
 
-        def read_pairs(values: dict[str, Any]) -> tuple[list[Text], Any]:
+        def read_pairs(values: dict[str, Any]) -> tuple[list[encoder.Text], Any]:
             label = next((values[each] for each in ("label", "score") if each in values), None)
             query, *texts = texts_of(values, self.KINDS)
             if label is None and len(texts) < 2:
@@ -249,7 +235,7 @@ class Rank(HeadTask):
 
     def labels_spec(self) -> TensorSpec:
         """Whether a query and its texts belong together."""
-        return TensorSpec(LABELS, np.dtype(np.float32), ("batch", "texts"))
+        return TensorSpec(encoder.LABELS, np.dtype(np.float32), ("batch", "texts"))
 
     def loss_of(self, scores: Value, labels: Value) -> Value:
         """The mean over pairs, or over queries."""
@@ -279,10 +265,8 @@ def binary(scores: Value, labels: Value) -> Value:
     return scores.apply("Softplus") - scores * labels
 
 
-def _with_head(
-    given: onnx.ModelProto, base: LanguageModel, count: int, pooling: str, what: str
-) -> onnx.ModelProto:  # fmt: skip
-    """A model with a new head behind its vectors, whose scores are its only output."""
+def _with_head(given: onnx.ModelProto, base: LanguageModel, count: int, pooling: str, what: str) -> onnx.ModelProto:
+    """A model with a new head after its vectors, whose scores are its only output."""
     if Graph(copied(base.source)).element_type(base.logits) != TensorProto.FLOAT or not base.width:
         raise NotImplementedError(f"{what} has vectors in halves, or of unknown width, expected float32 for a new head")
     model = copied(given)
@@ -291,7 +275,7 @@ def _with_head(
     weight = np.random.default_rng(0).normal(0, DEVIATION, (base.width, count)).astype(np.float32)
     for name, array in ((WEIGHT, weight), (BIAS, np.zeros(count, np.float32))):
         model.graph.initializer.append(numpy_helper.from_array(array, body.free(name)))
-    vectors = vectors_of(base, body, pooling, what)
+    vectors = encoder.vectors_of(base, body, pooling, what)
     operands = (Value(body, name, TensorProto.FLOAT) for name in (WEIGHT, BIAS))
-    finish(model, body.node("Gemm", vectors, *operands), SCORES, ["batch", count])
+    encoder.finish(model, body.node("Gemm", vectors, *operands), SCORES, ["batch", count])
     return model

@@ -25,23 +25,8 @@ from opgrad.tune.language_model import LOSS, LanguageModel, read
 from opgrad.tune.lines import text_of
 from opgrad.tune.lora import DRAW
 from opgrad.tune.options import require
+from opgrad.tune.tasks import encoder
 from opgrad.tune.tasks.base import TaskModel
-from opgrad.tune.tasks.encoder import (
-    LABELS,
-    POOLINGS,
-    SENTENCE,
-    EncoderTask,
-    Read,
-    Text,
-    TextData,
-    finish,
-    output_of,
-    padded_texts,
-    pooling_of,
-    text_inputs,
-    unit,
-    vectors_of,
-)
 from opgrad.tune.tokenizer import WHO, folder_of, read_json
 
 GRADIENT = "gradient"  # an input of the graph of a chunk: that of the loss by its vectors
@@ -63,21 +48,19 @@ class CachedTrainer(Trainer):
         self._vectors, self._labels, self._chunk = vectors, labels, chunk
         options = given[1]
         self._contrast = open_session(gradients(contrast, LOSS, vectors), options, WHO)
-        encoder = copied(artifacts.evaluation)
-        del encoder.graph.output[:]
-        encoder.graph.output.add().name = vectors
-        keep(encoder.graph.node, needed(list(encoder.graph.node), [vectors]))
-        keep(encoder.graph.input, [each for each in encoder.graph.input if each.name in read_by(encoder.graph.node)])
-        import_microsoft(encoder)
-        self._encoder = open_session(encoder, options, WHO)
+        encoding = copied(artifacts.evaluation)
+        del encoding.graph.output[:]
+        encoding.graph.output.add().name = vectors
+        keep(encoding.graph.node, needed(list(encoding.graph.node), [vectors]))
+        keep(encoding.graph.input, [each for each in encoding.graph.input if each.name in read_by(encoding.graph.node)])
+        import_microsoft(encoding)
+        self._encoder = open_session(encoding, options, WHO)
 
     def gradients_of(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[float]:
-        """Fill `gradients` for batches of rows."""
         for rows in batches:
             yield self.compute_gradients(data.take(rows).arrays)
 
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
-        """Fill `gradients` for one batch and return its loss."""
         parts = list(self._parts(batch))
         loss, gradient = self._loss(batch, parts)
         total = np.zeros_like(self.gradients.flat)
@@ -89,7 +72,6 @@ class CachedTrainer(Trainer):
         return loss
 
     def evaluate(self, data: Examples, batch_size: int = BATCH_ROWS) -> Evaluation:
-        """The loss of the present parameters."""
         weights, losses = list[float](), list[float]()
         for _, batch in batches(data, batch_size):
             losses.append(self._loss(batch.arrays, list(self._parts(batch.arrays)))[0])
@@ -131,7 +113,7 @@ OPSET = 17  # of the graph of the loss alone
 
 
 @dataclass(frozen=True)
-class Embed(EncoderTask):
+class Embed(encoder.EncoderTask):
     """InfoNCE: of all texts of a batch that are to be found, the anchor's own shall be the nearest by its cosine.
 
     temperature: what the cosines are divided by. sizes: of prefixes of the vectors that shall serve alone; the loss is
@@ -154,54 +136,53 @@ class Embed(EncoderTask):
 
     def __post_init__(self) -> None:
         require(self.temperature > 0, "temperature", self.temperature, "a number above 0")
-        require(self.pooling in (None, *POOLINGS), "pooling", self.pooling, f"one of {', '.join(POOLINGS)}")
+        poolings = encoder.POOLINGS
+        require(self.pooling in (None, *poolings), "pooling", self.pooling, f"one of {', '.join(poolings)}")
         require(all(each > 0 for each in self.sizes), "sizes", self.sizes, "whole numbers above 0")
         require(self.chunk >= 0, "chunk", self.chunk, "a whole number of at least 0")
 
     def read(self, file: Path) -> LanguageModel:
         """The graph from tokens to vectors of length 1."""
         what = f"{WHO}: {file}"
-        base = read(file, lambda ranks: output_of(ranks, self.pooling, what))
-        pooling = self.pooling or pooling_of(folder_of(file))
-        if pooling is None and base.logits not in SENTENCE:
+        base = read(file, lambda ranks: encoder.output_of(ranks, self.pooling, what))
+        pooling = self.pooling or encoder.pooling_of(folder_of(file))
+        if pooling is None and base.logits not in encoder.SENTENCE:
             lack = f"and {folder_of(file)} has no 1_Pooling/config.json"
             raise ArgumentError("task", f"has no pooling, {lack}, expected pooling=mean, cls or last")
         model = copied(base.model)
         body = GraphBody(opset_of(model), names_in(model.graph))
         body.scope("embed")
-        finish(model, unit(vectors_of(base, body, str(pooling), what)), VECTORS, ["batch", base.width or None])
+        vectors = encoder.unit(encoder.vectors_of(base, body, str(pooling), what))
+        encoder.finish(model, vectors, VECTORS, ["batch", base.width or None])
         if self.sizes and base.width and max(self.sizes) > base.width:
             raise ArgumentError("sizes", f"is {self.sizes}, expected at most {base.width}, the model's own")
         return replace(base, model=model, logits=VECTORS)
 
-    def reader(self, model: TaskModel) -> Read:
+    def reader(self, model: TaskModel) -> encoder.Read:
         """The anchor, what is to be found, and what is not."""
         prompts = read_json(model.folder / "config_sentence_transformers.json").get("prompts") or {}
         found = prompts.get("document", prompts.get("passage", ""))
         before = [prompts.get("query", "") if self.query is None else self.query]
         before.append(found if self.passage is None else self.passage)
 
-        def read_pair(values: dict[str, Any]) -> tuple[list[Text], Any]:
-            told = next((name for name in ("label", "score") if name in values), None)
-            if told is not None:
+        def read_pair(values: dict[str, Any]) -> tuple[list[encoder.Text], Any]:
+            if (name := next((each for each in ("label", "score") if each in values), None)) is not None:
                 expected = "pairs that belong together; the tasks classify and rank take it"
-                raise ValueError(f"it has a {told}, expected {expected}")
+                raise ValueError(f"it has a {name}, expected {expected}")
             texts = texts_of(values, self.KINDS)
             prefixes = [before[0], *before[1:] * (len(texts) - 1)]
             return [model.tokenizer.encode_with_types(f"{a}{b}") for a, b in zip(prefixes, texts, strict=True)], 0
 
         return read_pair
 
-    def rows(self, model: TaskModel, examples: Any, batch_size: int) -> TextData:
-        """Pairs, of which the labels are the places in the batch."""
-        found = super().rows(model, examples, batch_size)
-        return Pairs(**vars(found), chunk=self.chunk)
+    def rows(self, model: TaskModel, examples: Any, batch_size: int) -> encoder.TextData:
+        return Pairs(**vars(super().rows(model, examples, batch_size)), chunk=self.chunk)
 
     def with_loss(
         self, base: LanguageModel, trained: Collection[str], form: int, plain: bool
     ) -> tuple[LanguageModel, dict[str, TensorSpec]]:
         """The mean over the anchors, and over sizes."""
-        model, inputs = copied(base.model), text_inputs(base)
+        model, inputs = copied(base.model), encoder.text_inputs(base)
         if self.chunk:
             # The sum of the products of vectors with gradients, which are an input.
             body, width = GraphBody(opset_of(model), names_in(model.graph)), base.width or None
@@ -209,7 +190,7 @@ class Embed(EncoderTask):
             gradient = helper.make_tensor_value_info(GRADIENT, TensorProto.FLOAT, ["batch", width])
             model.graph.input.append(gradient)
             factors = (Value(body, name, TensorProto.FLOAT) for name in (VECTORS, GRADIENT))
-            finish(model, body.node("Mul", *factors).sum(keepdims=False), LOSS, [])
+            encoder.finish(model, body.node("Mul", *factors).sum(keepdims=False), LOSS, [])
             inputs[GRADIENT] = TensorSpec(GRADIENT, np.dtype(np.float32), ("batch", base.width or "width"))
         else:
             add_texts(model)
@@ -233,11 +214,11 @@ class Embed(EncoderTask):
         graph = helper.make_graph([], "contrast", [kind(VECTORS, TensorProto.FLOAT, shape)], [])
         contrast = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
         add_contrast(contrast, self.sizes, self.temperature)
-        return partial(CachedTrainer, contrast, VECTORS, LABELS, self.chunk)
+        return partial(CachedTrainer, contrast, VECTORS, encoder.LABELS, self.chunk)
 
     def figures(self, model: TaskModel, held: RowData) -> Mapping[str, float]:
         """Recall and nDCG of the anchors among all texts of the part that validates."""
-        assert isinstance(held, TextData)
+        assert isinstance(held, encoder.TextData)
         every = np.arange(held.rows)
         columns = [held.column(place, every) for place in range(len(held.examples.texts[0]))]
         keys = {text.tobytes(): text for column in columns[1:] for text in column}
@@ -250,8 +231,8 @@ class Embed(EncoderTask):
 
 
 @dataclass(frozen=True)
-class Pairs(TextData):
-    """Pairs of texts. chunk: how many texts are encoded at once; 0: all."""
+class Pairs(encoder.TextData):
+    """Pairs of texts, of which the labels are the indices in the batch. chunk: so many are encoded at once; 0: all."""
 
     chunk: int = 0
 
@@ -266,12 +247,11 @@ class Pairs(TextData):
             return super().arrays(rows)
         columns = [self.column(place, rows) for place in range(len(self.examples.texts[0]))]
         given = self.inputs, self.tokens, self.pad
-        texts = padded_texts([text for column in columns[1:] for text in column], *given)
+        texts = encoder.padded_texts([text for column in columns[1:] for text in column], *given)
         apart = {f"{TEXTS}{name}": array for name, array in texts.items()}
-        return Dataset({**padded_texts(columns[0], *given), **apart})
+        return Dataset({**encoder.padded_texts(columns[0], *given), **apart})
 
     def targets(self, rows: np.ndarray) -> np.ndarray:
-        """The place of each row."""
         return np.arange(len(rows))
 
 
@@ -321,20 +301,20 @@ def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: fl
     apart = any(f"{TEXTS}{VECTORS}" in node.output for node in model.graph.node)
     body = GraphBody(opset_of(model), names_in(model.graph))
     body.scope("loss")
-    whole, labels, losses = Value(body, VECTORS, TensorProto.FLOAT), Value(body, LABELS, TensorProto.INT64), []
+    whole, labels, losses = Value(body, VECTORS, TensorProto.FLOAT), Value(body, encoder.LABELS, TensorProto.INT64), []
     if apart:
         parts, labels = (
             [whole, Value(body, f"{TEXTS}{VECTORS}", TensorProto.FLOAT)],
             body.range(whole.shape(0, 1).scalar()),
         )
     else:
-        model.graph.input.append(helper.make_tensor_value_info(LABELS, TensorProto.INT64, ["pairs"]))
+        model.graph.input.append(helper.make_tensor_value_info(encoder.LABELS, TensorProto.INT64, ["pairs"]))
         parts = [whole.slice(0, labels.shape()), whole.slice(labels.shape(), LAST)]
     for size in sizes or (0,):
-        anchors, texts = (unit(each.slice(0, size, axis=1)) if size else each for each in parts)
+        anchors, texts = (encoder.unit(each.slice(0, size, axis=1)) if size else each for each in parts)
         scores = body.node("MatMul", anchors, texts.transpose(1, 0)) / temperature
         losses.append(body.node("SoftmaxCrossEntropyLoss", scores, labels))
-    finish(model, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses), LOSS, [])
+    encoder.finish(model, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses), LOSS, [])
 
 
 def texts_of(values: Mapping[str, Any], kinds: str) -> list[str]:

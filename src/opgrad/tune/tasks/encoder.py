@@ -134,7 +134,8 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
             continue
         longest = max(longest, *(each.shape[1] for each in found))
         cut += any(each.shape[1] > max_length for each in found)
-        texts.append([_shortened(each, max_length) for each in found])
+        # Of a longer text the first tokens, and the last, which ends it.
+        texts.append([np.delete(each, np.s_[max_length - 1 : -1], 1) for each in found])
         targets.append(target)
         checksum = zlib.crc32(repr(target).encode(), zlib.crc32(b"".join(each.tobytes() for each in found), checksum))
     if not texts:
@@ -142,11 +143,6 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
     tokens = sum(each.shape[1] for example in texts for each in example)
     told = Told(count, cut, longest, 0, 0, len(bad), tuple(bad[:REASONS]), tokens, tokens)
     return TextExamples(texts, np.array(targets), told, checksum)
-
-
-def _shortened(text: Text, length: int) -> Text:
-    """The first tokens of a text and its last, which ends it."""
-    return text if text.shape[1] <= length else np.concatenate([text[:, : length - 1], text[:, -1:]], 1)
 
 
 def text_inputs(base: LanguageModel) -> dict[str, TensorSpec]:
@@ -200,7 +196,6 @@ class TextData(RowData):
         return np.asarray(self.examples.targets[self.chosen[rows]])
 
     def arrays(self, rows: np.ndarray) -> Dataset:
-        """The arrays of some rows."""
         columns = (self.column(place, rows) for place in range(len(self.examples.texts[0])))
         texts = [text for column in columns for text in column]
         targets = self.targets(rows)
@@ -217,7 +212,6 @@ class EncoderTask(Task):
     DATA: ClassVar[type[TextData]] = TextData
 
     def longest(self, folder: Path) -> int | None:
-        """The most tokens of a text, as the files of a folder name it."""
         given = (read_json(folder / file).get(name) for file, name in LIMITS)
         return min((each for each in given if type(each) is int and each > 1), default=None)
 
@@ -226,11 +220,9 @@ class EncoderTask(Task):
         raise NotImplementedError
 
     def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> TextExamples:
-        """Texts as tokens."""
         return read_texts(data, self.reader(model), self.KINDS, model.max_length, skip_bad)
 
     def rows(self, model: TaskModel, examples: TextExamples, batch_size: int) -> TextData:
-        """Texts as rows of tokens."""
         inputs, pad = text_inputs(model.base), model.tokenizer.pad
         return self.DATA(examples, np.arange(len(examples)), batch_size, inputs, model.base.tokens, pad)
 

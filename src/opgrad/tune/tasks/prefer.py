@@ -13,11 +13,12 @@ from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.dataset import Dataset, TensorSpec
-from opgrad.tune.examples import RowData, TokenExample, TokenExamples, padded
+from opgrad.tune.examples import RowData, TokenExamples, token_rows
 from opgrad.tune.language_model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel
 from opgrad.tune.lines import Lines
 from opgrad.tune.options import require
-from opgrad.tune.tasks.base import TRAIN_ON, TaskModel, Write, tokens_spec
+from opgrad.tune.tasks.base import TRAIN_ON, Task, TaskModel, Write, tokens_spec
+from opgrad.tune.tasks.encoder import finish
 
 LOSSES = ("dpo", "orpo", "simpo")
 REFERENCE = "reference"  # the input with what the base says of each pair
@@ -61,7 +62,6 @@ class Prefer(Write):
         return self.beta if self.beta is not None else 2.0 if self.loss == "simpo" else 0.1
 
     def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> TokenExamples:
-        """Both answers of each pair."""
         if model.pack:
             raise ArgumentError("pack", f"is {model.pack}, expected none for the task {self.NAME}")
         if train_on != TRAIN_ON:
@@ -89,10 +89,7 @@ class Prefer(Write):
         body.scope("preferences")
         each, weights, reference = (Value(body, name, TensorProto.FLOAT) for name in (EACH, WEIGHTS, REFERENCE))
         loss = self._loss(each, weights, reference, Value(body, LABELS, TensorProto.INT64))
-        body.nodes.append(helper.make_node("Identity", [loss.name], [LOSS], "preferences/Identity"))
-        graph.initializer.extend(body.initializers)
-        graph.node.extend(body.nodes)
-        graph.output[0].CopyFrom(helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, []))
+        finish(found.model, loss, LOSS, [])
         return replace(found, loss=LOSS), inputs
 
     def _loss(self, each: Value, weights: Value, reference: Value, labels: Value) -> Value:
@@ -141,9 +138,7 @@ class Prefer(Write):
         margins = found[held.chosen] * self.scale
         return {"reward margin": float(margins.mean()), "reward accuracy": float((margins > 0).mean())}
 
-    def about(self) -> dict[str, Any]:
-        """The task, as an adapter's file names it."""
-        return {"task": {"name": self.NAME, **vars(self)}}
+    about = Task.about
 
 
 def _log_of_rest(x: Value) -> Value:
@@ -248,15 +243,8 @@ class PairData(RowData):
         return 2 * rows, length
 
     def arrays(self, rows: np.ndarray) -> Dataset:
-        """The arrays of some pairs, padded on the right."""
         numbers = self.examples.pairs[self.chosen[rows]].T.ravel()
-        answers: list[TokenExample] = [self.examples[int(number)] for number in numbers]
-        shape = len(answers), padded(max(len(each.tokens) for each in answers) - 1)
-        tokens, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
-        weights = np.zeros(shape, np.float32)
-        for row, each in enumerate(answers):
-            part = row, slice(len(each.tokens) - 1)
-            tokens[part], weights[part] = each.tokens[:-1], each.weights[1:]
-            labels[part] = each.tokens[1:] if self.whole else np.where(each.trained[1:], each.tokens[1:], IGNORED)
+        answers = [self.examples[int(number)] for number in numbers]
+        tokens, labels, weights, *_ = token_rows(answers, whole=self.whole)
         reference = np.broadcast_to(self.reference, len(self.examples.pairs))[self.chosen[rows]]
         return Dataset({REFERENCE: reference, self.tokens: tokens, LABELS: labels, WEIGHTS: weights})
