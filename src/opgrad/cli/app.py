@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from rich.table import Table
 import opgrad
 from opgrad.base.terminal import console, existing, folders_argument, show_failure
 from opgrad.cli.artifacts import artifacts, made_folder
-from opgrad.cli.options import explains_errors
+from opgrad.cli.options import explains_errors, opt, takes_groups
 from opgrad.cli.step import step
 from opgrad.cli.train import train
 from opgrad.cli.tune import tune
@@ -45,9 +46,8 @@ def check(
     def progress(items: "list[Operator]") -> Any:
         return items if as_json else track(items, "testing", console=screen, transient=True)
 
-    extent = self_test.FULL if full else self_test.QUICK
-    self_test.compile_missing(extent, Console(quiet=True) if as_json else screen)
-    found = self_test.examine(progress, extent)
+    self_test.compile_missing(full, Console(quiet=True) if as_json else screen)
+    found = self_test.examine(progress, full)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -55,36 +55,32 @@ def check(
     raise typer.Exit(0 if found["right"] else 1)
 
 
+@dataclass(frozen=True)
+class CompileOptions:
+    """What is compiled, and for which processors."""
+
+    model: list[Path] | None = opt("A set, as DIR; default: none.", metavar="DIR")
+    ops: str = opt("The operators; default: all, or with DIR those of the graphs.", default="", metavar="NAME,…")
+    dtypes: str = opt("Dtypes of operators; default: float32,float64,float16,bfloat16.", default="", metavar="NAME,…")
+    jobs: int | None = opt("How many processes compile; default: one for each CPU.", "--jobs", "-j", min=1)
+    processors: str = opt(
+        "Make a pack for x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4-bf16, aarch64; sm_80, sm_90, sm_100: for CUDA "
+        "devices; default: no pack.",
+        "--for",
+        default="",
+        metavar="NAME,…",
+    )
+    program: str = opt("Program of a pack; default: none.", "--run", default="", metavar="'PROGRAM.py ARG…'")
+    output: Path | None = opt("Write the pack; default: none.", "--output", "-o", metavar="FILE")
+
+
+@takes_groups
 def compile_kernels(
     folders: Annotated[
         list[Path] | None, folders_argument("Artifact sets: the kernels of their graphs and optimizers.")
     ] = None,
-    model: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="A set, as DIR; default: none.")] = None,
-    ops: Annotated[
-        str, typer.Option(metavar="NAME,…", help="The operators; default: all, or with DIR those of the graphs.")
-    ] = "",
-    dtypes: Annotated[
-        str, typer.Option(metavar="NAME,…", help="Dtypes of operators; default: float32,float64,float16,bfloat16.")
-    ] = "",
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="How many processes compile; default: one for each CPU.")
-    ] = None,
-    processors: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            metavar="NAME,…",
-            help="Make a pack for x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4-bf16, aarch64; sm_80, sm_90, sm_100: "
-            "for CUDA devices; default: no pack.",
-        ),
-    ] = "",
-    program: Annotated[
-        str,
-        typer.Option("--run", metavar="'PROGRAM.py ARG…'", help="Program of a pack; default: none."),
-    ] = "",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the pack; default: none.")
-    ] = None,
+    *,
+    options: CompileOptions,
 ) -> None:
     """Compile kernels into the cache, so that no later process has to.
 
@@ -101,11 +97,9 @@ def compile_kernels(
     """
     from opgrad.cli.compile import compile_all
 
-    compile_all([*(folders or []), *(model or [])], ops, dtypes, jobs, processors, program, output)
+    given = {**vars(options)}
+    compile_all([*(folders or []), *(given.pop("model") or [])], **given)
 
-
-if TYPE_CHECKING:
-    pass
 
 TEXT_WIDTH = 200  # of a table in a file or a pipe
 app = typer.Typer(name="opgrad", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -165,9 +159,9 @@ def lower(
         screen.print(f"not lowered, and not in stock onnxruntime: {name}", style="red", highlight=False)
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(is_asked: bool) -> None:
     """Print it and end, if it was asked for."""
-    if asked:
+    if is_asked:
         typer.echo(f"opgrad {opgrad.__version__}")
         raise typer.Exit
 

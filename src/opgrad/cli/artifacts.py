@@ -45,9 +45,7 @@ class ParameterOptions:
 
     PANEL: ClassVar = "Model"
     train: list[str] | None = opt("Weights to train: a name or 'head.*'; default: all.", metavar="PATTERN")
-    freeze: list[str] | None = opt(
-        "Weights that stay as they are: a name or 'backbone.*'; default: none.", metavar="PATTERN"
-    )
+    freeze: list[str] | None = opt("Weights to freeze: a name or 'backbone.*'; default: none.", metavar="PATTERN")
     batch_norm: str | None = opt(
         "What batch normalization does: model, train or freeze; default: model, as the model has it.", metavar="KIND"
     )
@@ -68,16 +66,12 @@ class LossOptions:
         "The loss of a batch is the mean or the sum of its losses, of kl-div also the batchmean; default: mean.",
         metavar="KIND",
     )
-    label_smoothing: float | None = opt(
-        "How far cross-entropy's targets are spread over all classes, 0 to 1; default: 0."
-    )
+    label_smoothing: float | None = opt("How far cross-entropy's targets spread over all classes, 0 to 1; default: 0.")
     ignore_index: int | None = opt("The label that cross-entropy and nll leave out; default: none.")
     class_axis: int | None = opt(
         "The axis of cross-entropy's and nll's classes; default: the last, of four axes and more the second."
     )
-    weight: str | None = opt(
-        "The weight of each class, such as 1,0.5,2; default: 1 each.", metavar="NUMBERS", callback=numbers
-    )
+    weight: str | None = opt("Weights of classes, such as 1,0.5,2; default: 1.", metavar="NUMBERS", callback=numbers)
     pos_weight: str | None = opt(
         "The weight of bce-with-logits' targets that are 1; default: 1.", metavar="NUMBERS", callback=numbers
     )
@@ -93,9 +87,7 @@ class OptimizerOptions:
     PANEL: ClassVar = "Optimizer"
     optimizer: Optimizer | None = opt(f"The optimizer is {', '.join(Optimizer)}; default: adamw.", metavar="KIND")
     weight_decay: float | None = opt("The weight decay of adamw; default: 0.")
-    betas: str | None = opt(
-        "The decay of adamw's two moments; default: 0.9,0.999.", metavar="NUMBERS", callback=numbers
-    )
+    betas: str | None = opt("The decay of adamw's moments; default: 0.9,0.999.", metavar="NUMBERS", callback=numbers)
     eps: float | None = opt("What adamw adds to its divisor; default: 1e-6.")
     adam_mode: int | None = opt("The order of adamw's operations, 1 as Hugging Face, 0 as PyTorch; default: 1.")
 
@@ -106,13 +98,9 @@ class QuantizationOptions:
 
     PANEL: ClassVar = "Quantization"
     quantize: str | None = opt("Train it as an integer model, int8 or int4; default: as it is.", metavar="KIND")
-    quantize_weights: list[str] | None = opt(
-        "Weights that become integers: a name or 'layers.*'; default: all.", metavar="PATTERN"
-    )
+    quantize_weights: list[str] | None = opt("Weights to quantize, as 'layers.*'; default: all.", metavar="PATTERN")
     per_channel: bool | None = opt("A scale for each channel of a weight; default: one for all.", "--per-channel")
-    calibrate: Path | None = opt(
-        "Data for the scales of int8's activations; default: the training rows.", callback=existing
-    )
+    calibrate: Path | None = opt("Data for scales of int8's activations; default: training rows.", callback=existing)
     distill: float | None = opt("How much it learns from the float model's scores, 0 to 1; default: nothing.")
     temperature: float | None = opt("What --distill divides the scores by; default: 2.", callback=positive)
 
@@ -194,11 +182,11 @@ def _block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
 
 
 def make(
-    model: Path, making: Making, folder: Path | None, who: str, clip_norm: float | None = None, **others: Any
+    model: Path, making: Making, folder: Path | None, command: str, clip_norm: float | None = None, **others: Any
 ) -> Any:
     """Make the artifacts of a model in a folder, which is made if need be, and is as it was after an error.
 
-    folder: None: they are made in memory. who: the command, for messages. clip_norm: of the optimizer model.
+    folder: None: they are made in memory. command: for messages. clip_norm: of the optimizer model.
     others: arguments of `generate_artifacts`.
     Returns what `generate_artifacts` or, in memory, `models_of` returns. Raises ValueError for a model or options of
     which nothing can be made, OSError.
@@ -207,16 +195,12 @@ def make(
     from opgrad.training.make import artifacts
 
     arguments = {**making.arguments(clip_norm), **others}
-    read = read_model(model, who, outside=False)
+    read = read_model(model, command, outside=False)
     if arguments["loss"] is None:
-        outputs = [each for each in read.graph.output if each.type.HasField("tensor_type")]
-        if outputs and outputs[0].type.tensor_type.HasField("shape"):
-            sizes = outputs[0].type.tensor_type.shape.dim
-            if any(not each.HasField("dim_value") or each.dim_value != 1 for each in sizes):
-                known = ", ".join(Loss)
-                raise ValueError(
-                    f"{who}: {model}: its first output {outputs[0].name!r} is not one number, expected --loss: {known}"
-                )
+        first = next((each for each in read.graph.output if each.type.HasField("tensor_type")), None)
+        if first is not None and any(size.dim_value != 1 for size in first.type.tensor_type.shape.dim):
+            what = f"its first output {first.name!r} is not one number"
+            raise ValueError(f"{command}: {model}: {what}, expected --loss: {', '.join(Loss)}")
     try:
         if folder is None:
             return artifacts.models_of(model, **arguments)
@@ -226,7 +210,7 @@ def make(
             return artifacts.generate_artifacts(model, artifact_directory=folder, **arguments)
     except (LookupError, NotImplementedError, TypeError, ValueError) as error:
         text = said(error, "generate_artifacts", OPTIONS)
-        raise ValueError(text if str(model) in text else f"{who}: {model}: {text}") from None
+        raise ValueError(text if str(model) in text else f"{command}: {model}: {text}") from None
 
 
 @contextmanager
@@ -259,17 +243,13 @@ class FileOptions:
     PANEL: ClassVar = "Files"
     output: Path = opt("The folder; made if need be.", "--output", "-o", default=MISSING, file_okay=False)
     prefix: str = opt("What stands in front of the names of all files; default: nothing.", default="")
-    output_name: list[str] | None = opt(
-        "A value that both models have as an output, too; default: none.", metavar="NAME"
-    )
+    output_name: list[str] | None = opt("A value that both models have as output, too; default: none.", metavar="NAME")
     nominal: bool = opt("Write a checkpoint without values, too.", default=False)
     ort_format: bool = opt("Write the models in ORT format, too.", default=False)
     custom_op_library: Path | None = opt(
         "A library with operators of your own, for --ort-format; default: none.", callback=existing
     )
-    precision: str = opt(
-        "What a model in float16 or bfloat16 computes in: float32, or model, its own type.", default="float32"
-    )
+    precision: str = opt("What float16 and bfloat16 compute in: float32, or model, their own type.", default="float32")
 
 
 @takes_groups

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -38,47 +37,40 @@ print(time.perf_counter() - start)
 """
 
 
-@dataclass(frozen=True)
-class Extent:
-    """The extent of a test: the dtypes, and the number of an operator's examples, None: all."""
-
-    dtypes: tuple[str, ...]
-    examples: int | None
+# The dtypes of a test, and the number of an operator's examples, None: all; by whether it is a full one.
+EXTENTS = {False: (("float32",), 1), True: (tuple(FLOATS), None)}
 
 
-QUICK, FULL = Extent(("float32",), 1), Extent(tuple(FLOATS), None)
-
-
-def compile_missing(extent: Extent, screen: Console) -> None:
+def compile_missing(full: bool, screen: Console) -> None:
     """Compile what the tests need and the cache lacks, in several processes; what fails there, fails in its test."""
     if object_cache().problem():
         return
-    todo = []
+    todo, (dtypes, most) = [], EXTENTS[full]
     for name, op in public_operators().items():
-        for dtype in extent.dtypes:
+        for dtype in dtypes:
             with suppress(Exception), noting() as missing:
-                for signature in islice(signatures(op, dtype), extent.examples):
+                for signature in islice(signatures(op, dtype), most):
                     plan(*signature)
                 if missing:
-                    work = Work(compile_operator, (name, dtype, extent.examples))
+                    work = Work(compile_operator, (name, dtype, most))
                     todo.append((f"{name} {dtype}", work))
     if todo:
         with suppress(Exception):
             run([("calls", Work(compile_calls)), *todo], default_threads(), screen)
 
 
-def examine(progress: Callable[[list[Operator]], Any] = list, extent: Extent = FULL) -> dict[str, Any]:
+def examine(progress: Callable[[list[Operator]], Any], full: bool) -> dict[str, Any]:
     """All that the self-test finds; `right` says whether all is as it should be.
 
-    progress: goes through the operators, and may show it. extent: how much is tested.
+    progress: goes through the operators, and may show it. full: whether all dtypes and examples are tested.
     """
-    no_cuda = machine.cuda_problem()
+    no_cuda, (dtypes, most) = machine.cuda_problem(), EXTENTS[full]
     devices = ("cpu",) if no_cuda else ("cpu", CUDA)
     tested = [
-        check_operator(op, dtype, device, extent.examples)
+        check_operator(op, dtype, device, most)
         for op in progress([*public_operators().values()])
         for device in (each for each in devices if each in op.support.backends)
-        for dtype in extent.dtypes
+        for dtype in dtypes
     ]
     runtime, problem = _onnxruntime()
     first_calls = _first_calls()

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -238,14 +238,10 @@ def compile_set_on_device(architecture: int, into: str, folder: Path) -> None:
     from opgrad.onnxruntime.device_plans import compile_ahead
     from opgrad.onnxruntime.needed_kernels import calls
     from opgrad.training import ArtifactSet
-    from opgrad.training.engine.trainer import BATCH_ROWS
-    from opgrad.training.run.job import sample_batch
-    from opgrad.training.run.recipe import Recipe
 
     artifacts = ArtifactSet.load(folder)
-    rows = artifacts.batch_rows
-    for count in (rows,) if rows else (Recipe.load(folder).batch_size, BATCH_ROWS, FEW_ROWS):
-        shapes = {name: array.shape for name, array in sample_batch(artifacts, count).items()}
+    for batch in _samples(artifacts):
+        shapes = {name: array.shape for name, array in batch.items()}
         for model in (artifacts.training_model, artifacts.eval_model):
             for op, specs, attributes in calls(model, shapes):
                 if "cuda" in op.support.backends:
@@ -255,17 +251,23 @@ def compile_set_on_device(architecture: int, into: str, folder: Path) -> None:
 def compile_set(folder: Path) -> None:
     """Compile the kernels that an artifact set takes, by doing a little of all that is done with it."""
     from opgrad.training import ArtifactSet
+
+    artifacts = ArtifactSet.load(folder)
+    for number, batch in enumerate(_samples(artifacts)):
+        # A graph may refuse few rows; then nobody trains with them either.
+        with suppress(ValueError, RuntimeError) if number > 1 else nullcontext():
+            _run_once(artifacts, batch)
+
+
+def _samples(artifacts: "ArtifactSet") -> Iterator[dict[str, np.ndarray]]:
+    """Batches of the sizes with which a set is trained and evaluated, the last one of few rows."""
     from opgrad.training.engine.trainer import BATCH_ROWS
     from opgrad.training.run.job import sample_batch
     from opgrad.training.run.recipe import Recipe
 
-    artifacts = ArtifactSet.load(folder)
     rows = artifacts.batch_rows
-    _run_once(artifacts, sample_batch(artifacts, rows or Recipe.load(folder).batch_size))
-    if rows is None:
-        _run_once(artifacts, sample_batch(artifacts, BATCH_ROWS))
-        with suppress(ValueError, RuntimeError):  # a graph may refuse it; then nobody trains with it either
-            _run_once(artifacts, sample_batch(artifacts, FEW_ROWS))
+    for count in (rows,) if rows else (Recipe.load(artifacts.directory).batch_size, BATCH_ROWS, FEW_ROWS):
+        yield sample_batch(artifacts, count)
 
 
 def run_program(words: str) -> None:

@@ -120,11 +120,9 @@ class RunSettings:
     )
     warmup: int | None = opt("Over how many steps the learning rate rises from 0; default: 0.", min=0, metavar="STEPS")
     accumulate: int | None = opt("How many batches' gradients make one step; default: 1.", min=1)
-    clip_norm: float | None = opt(
-        "The largest norm of all gradients together; default: the set's, of tune 1.", callback=positive
-    )
+    clip_norm: float | None = opt("Largest norm of all gradients; default: the set's, of tune 1.", callback=positive)
     log: list[str] | None = opt(
-        "Where figures go while they come, besides metrics.jsonl: tensorboard; default: nowhere.", metavar="KIND"
+        "Where figures go besides metrics.jsonl: tensorboard; default: nowhere.", metavar="KIND"
     )
     checkpoint_every: int | None = opt(
         "Write last.checkpoint after so many steps, too; default: after epochs alone.", min=1, metavar="STEPS"

@@ -83,9 +83,7 @@ class StepOptions:
     weights: Dtype = opt("The dtype in which parameters are kept.", default=Dtype.Float32)
     opset: int | None = opt("The version of ai.onnx; default: the graph's, 16 at least.")
     inline: bool = opt("No functions, for runtimes without them.", default=False)
-    output_name: list[str] | None = opt(
-        "A value of the training graph as an output, or accuracy; default: none.", metavar="NAME"
-    )
+    output_name: list[str] | None = opt("A value of the graph as output, or accuracy; default: none.", metavar="NAME")
 
     evaluation: bool = opt("Also write the model of loss, scores, accuracy.", "--eval", default=False)
     inference: bool = opt("Also write the model of the scores.", "--infer", default=False)

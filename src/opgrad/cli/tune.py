@@ -30,9 +30,7 @@ class What:
     """What is trained."""
 
     PANEL: ClassVar = "Model"
-    lora: list[str] | None = opt(
-        "The adapters, such as 'rank=8, alpha=16, target=q|v'; default: attention.", metavar="TEXT"
-    )
+    lora: list[str] | None = opt("Adapters such as 'rank=8, alpha=16, target=q|v'; default: attention.", metavar="TEXT")
     train: list[str] | None = opt("Weights to train themselves, without adapters; default: none.", metavar="PATTERN")
     task: str = opt(
         "The task, with options: write, 'prefer, beta=0.1', 'embed, sizes=64', 'classify, labels=neg|pos' or rank.",
