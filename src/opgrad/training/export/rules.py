@@ -89,9 +89,7 @@ NAMES: Mapping[type, str] = {
 MOMENTS: Mapping[type, tuple[str, ...]] = {
     AdamWRule: ("momentum0", "momentum1"),
     SGDRule: (),
-    MomentumRule: ("momentum0",),
-    LionRule: ("momentum0",),
-    AdagradRule: ("momentum0",),
+    **dict.fromkeys((MomentumRule, LionRule, AdagradRule), ("momentum0",)),
 }
 """What each keeps of a parameter, under the names that checkpoints have."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnx.helper import get_attribute_value, tensor_dtype_to_np_dtype
 
 from opgrad.base.files import finish_interrupted
@@ -226,7 +226,10 @@ def note_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
 
 
 def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> Objective:
-    """What an eval graph compares. loss: its output. inputs: those that a batch holds, a label being the last."""
+    """What an eval graph compares. loss: its output. inputs: those that a batch holds, a label being the last.
+
+    It is looked for in the graph, as sets of onnxruntime-training and models that have their own loss do not name it.
+    """
     part = _LossPart(model, loss)
     node = next((each for each in part.nodes if each.op_type in LOSSES and len(each.input) > 1), None)
     if node is None:
@@ -244,7 +247,7 @@ def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> 
     given = attributes_of(node).get("ignore_index")
     ignored = given if isinstance(given, int) else None
     if ignored is None and len(node.input) > 3:
-        value = next((numpy_helper.to_array(t) for t in model.graph.initializer if t.name == node.input[3]), None)
+        value = part.graph.constant(node.input[3])
         ignored = int(value.item()) if value is not None and value.size == 1 else None
     return Objective(
         scores=scores,

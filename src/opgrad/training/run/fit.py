@@ -316,17 +316,11 @@ class GradientMean:
         np.add(self._sums, self._gradients, out=self._sums)
 
     def finish(self, weight: float) -> None:
-        """Add the last batch's gradients, put the sum in their place, and begin anew.
-
-        weight: that of the last batch; 0 where there was none.
-        """
-        gradients, sums = self._gradients, self._sums
+        """Add the last batch's gradients, unless its weight is 0, put the sum in their place, and begin anew."""
         if weight:
-            np.multiply(gradients, weight, out=gradients)
-            np.add(sums, gradients, out=gradients)
-        else:
-            np.copyto(gradients, sums)
-        sums[...] = 0
+            self.add(weight)
+        np.copyto(self._gradients, self._sums)
+        self._sums[...] = 0
 
 
 @contextmanager
