@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnx.graph.conversion import compute_in_float32
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.loading import place_of, read_model
 from opgrad.onnx.graph.messages import (
@@ -24,6 +25,7 @@ from opgrad.onnx.graph.messages import (
     free_name,
     import_microsoft,
     keep,
+    opset_of,
 )
 from opgrad.onnx.graph.nodes import attributes_of, names_in, needed, read_by
 from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, placeholder, taken_apart, tensor_of
@@ -40,7 +42,6 @@ ENCODED = ("last_hidden_state", "token_embeddings", "hidden_states")  # an encod
 LABELS, WEIGHTS, LOSS = "labels", "weights", "loss"
 EACH = "loss/each"  # the losses of tokens
 IGNORED = -100  # the label of a token that does not count
-SCOPE = "loss/"
 NBITS = {"N": 0, "K": 0, "block_size": 32, "bits": 4}  # attributes of MatMulNBits with their defaults
 WIDTHS = (2, 4, 8)  # bits that opgrad's kernels unpack
 
@@ -206,47 +207,45 @@ class LanguageModel:
         of each token, [batch * length].
         """
         model = copied(self.model)
-        graph, nodes, initializers = Graph(model), list[onnx.NodeProto](), model.graph.initializer
+        graph, body = Graph(model), GraphBody(opset_of(model), names_in(model.graph))
         head = None if with_scores else _head(graph, self.hidden, self.logits, trained)
+        body.scope(LOSS)
 
-        def made(op: str, inputs: Sequence[str], output: str, name: str, **given: Any) -> str:
-            nodes.append(helper.make_node(op, inputs, [output], f"{SCOPE}{name}", **given))
-            return output
-
-        def flat(name: str, kind: int) -> str:
+        def flat(name: str, kind: int) -> Value:
             """A new input for each token, as [tokens]."""
             model.graph.input.append(helper.make_tensor_value_info(name, kind, ["batch", "length"]))
-            return made("Reshape", [name, f"{SCOPE}rows"], f"{SCOPE}flat_{name}", f"Reshape_{name}")
+            return Value(body, name, kind).reshape([-1])
 
-        initializers.append(numpy_helper.from_array(np.array([-1], np.int64), f"{SCOPE}rows"))
-        labels = flat(LABELS, TensorProto.INT64)
+        labels, weights = flat(LABELS, TensorProto.INT64), flat(WEIGHTS, TensorProto.FLOAT) if weighted else None
         scores, width = (self.logits, graph.sizes(self.logits)) if head is None else (self.hidden, [head[2]["K"]])
-        shape = np.array([-1, (width or [None])[-1] or 0], np.int64)
-        initializers.append(numpy_helper.from_array(shape, f"{SCOPE}shape"))
-        of = f"{SCOPE}flat_{'logits' if head is None else 'hidden'}"
-        rows = made("Reshape", [scores, f"{SCOPE}shape"], of, "Reshape_scores")
-        weights = flat(WEIGHTS, TensorProto.FLOAT) if weighted else ""
-        result = EACH if each or (weighted and head is None) else LOSS
-        given: dict[str, Any] = {"ignore_index": IGNORED, **({} if result == LOSS else {"reduction": "none"})}
+        last = (width or [None])[-1]
+        rows = Value(body, scores, TensorProto.FLOAT).reshape([-1, last if isinstance(last, int) else 0])
+        apart = each or (weighted and head is None)
+        given: dict[str, Any] = {"ignore_index": IGNORED, **({"reduction": "none"} if apart else {})}
         if head is None:
-            made("SoftmaxCrossEntropyLoss", [rows, labels], result, "SoftmaxCrossEntropyLoss", **given)
+            loss = body.node("SoftmaxCrossEntropyLoss", rows, labels, **given)
         else:
-            inputs = [rows, head[0], labels, *head[1]]
-            inputs += [*[""] * (5 - len(inputs)), weights] if weighted else []
-            op = "LinearCrossEntropyLoss"
-            made(op, inputs, result, op, domain=MICROSOFT, **head[2], **given)
+            weight, more, attributes = head
+            stored = [Value(body, name) for name in (weight, *more)]
+            inputs: list[Value | None] = [rows, stored[0], labels, *stored[1:]]
+            inputs += [*[None] * (5 - len(inputs)), weights] if weighted else []
+            loss = body.microsoft("LinearCrossEntropyLoss", *inputs, **attributes, **given)
             import_microsoft(model)
-        if result != LOSS and not each:
-            product, sums = f"{SCOPE}products", [f"{SCOPE}sum_of_{name}" for name in ("products", "weights")]
-            made("Mul", [result, weights], product, "Mul")
-            for name, total in zip((product, weights), sums, strict=True):
-                made("ReduceSum", [name], total, total.removeprefix(SCOPE), keepdims=0)
-            result = made("Div", sums, LOSS, "Div")
-        model.graph.node.extend(nodes)
-        del model.graph.output[:]
-        model.graph.output.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, ["tokens"] if each else []))
-        keep(model.graph.node, needed(list(model.graph.node), [result]))
+        if weights is not None and apart and not each:
+            loss = (loss * weights).sum(keepdims=False) / weights.sum(keepdims=False)
+        result = EACH if each else LOSS
+        finish(model, loss, result, ["tokens"] if each else [])
         return replace(self, model=model, loss=result)
+
+
+def finish(model: onnx.ModelProto, value: Value, name: str, shape: list[Any]) -> None:
+    """Append the nodes of a value's body to a model, of which the value, under a name, becomes the only output."""
+    assert isinstance(value.body, GraphBody)
+    model.graph.initializer.extend(value.body.initializers)
+    model.graph.node.extend([*value.body.nodes, helper.make_node("Identity", [value.name], [name], f"{name}/Identity")])
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    keep(model.graph.node, needed(list(model.graph.node), [name]))
 
 
 def read(path: str | PathLike[str], choose: Callable[[Mapping[str, int]], str] | None = None) -> LanguageModel:

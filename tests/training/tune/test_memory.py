@@ -57,7 +57,7 @@ def test_chooses_as_few_layers_as_the_limit_permits(monkeypatch):
             return chain([100 - 10 * len(segments or ())])
 
     def chosen(limit, is_given=True):
-        found, model = plan(Made(), Room(layers, {}, 1000, Limit(limit, is_given)), "who")
+        found, model = plan(Made(), Room(layers, {}, 1000, Limit(limit, is_given)))
         assert step_bytes(model, {}) == found.values
         return found
 

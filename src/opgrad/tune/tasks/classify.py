@@ -20,7 +20,7 @@ from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.dataset import TensorSpec
 from opgrad.tune.examples import RowData
-from opgrad.tune.language_model import LOSS, LanguageModel, read
+from opgrad.tune.language_model import LOSS, LanguageModel, finish, read
 from opgrad.tune.lines import text_of
 from opgrad.tune.options import require
 from opgrad.tune.tasks import encoder
@@ -78,7 +78,7 @@ class HeadTask(encoder.EncoderTask):
         kind = helper.np_dtype_to_tensor_dtype(spec.dtype)
         model.graph.input.append(helper.make_tensor_value_info(encoder.LABELS, kind, spec.shape))
         loss = self.loss_of(Value(body, base.logits, TensorProto.FLOAT), Value(body, encoder.LABELS, kind))
-        encoder.finish(model, loss, LOSS, [])
+        finish(model, loss, LOSS, [])
         return replace(base, model=model, loss=LOSS), {encoder.LABELS: spec, **encoder.text_inputs(base)}
 
     def labels_spec(self) -> TensorSpec:
@@ -277,5 +277,5 @@ def _with_head(given: onnx.ModelProto, base: LanguageModel, count: int, pooling:
         model.graph.initializer.append(numpy_helper.from_array(array, body.free(name)))
     vectors = encoder.vectors_of(base, body, pooling, what)
     operands = (Value(body, name, TensorProto.FLOAT) for name in (WEIGHT, BIAS))
-    encoder.finish(model, body.node("Gemm", vectors, *operands), SCORES, ["batch", count])
+    finish(model, body.node("Gemm", vectors, *operands), SCORES, ["batch", count])
     return model

@@ -21,7 +21,7 @@ from opgrad.training.engine.training_graph import open_session, run
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.dataset import Dataset, Examples, TensorSpec, batches
 from opgrad.tune.examples import RowData, padded
-from opgrad.tune.language_model import LOSS, LanguageModel, read
+from opgrad.tune.language_model import LOSS, LanguageModel, finish, read
 from opgrad.tune.lines import text_of
 from opgrad.tune.lora import DRAW
 from opgrad.tune.options import require
@@ -153,7 +153,7 @@ class Embed(encoder.EncoderTask):
         body = GraphBody(opset_of(model), names_in(model.graph))
         body.scope("embed")
         vectors = encoder.unit(encoder.vectors_of(base, body, str(pooling), what))
-        encoder.finish(model, vectors, VECTORS, ["batch", base.width or None])
+        finish(model, vectors, VECTORS, ["batch", base.width or None])
         if self.sizes and base.width and max(self.sizes) > base.width:
             raise ArgumentError("sizes", f"is {self.sizes}, expected at most {base.width}, the model's own")
         return replace(base, model=model, logits=VECTORS)
@@ -190,7 +190,7 @@ class Embed(encoder.EncoderTask):
             gradient = helper.make_tensor_value_info(GRADIENT, TensorProto.FLOAT, ["batch", width])
             model.graph.input.append(gradient)
             factors = (Value(body, name, TensorProto.FLOAT) for name in (VECTORS, GRADIENT))
-            encoder.finish(model, body.node("Mul", *factors).sum(keepdims=False), LOSS, [])
+            finish(model, body.node("Mul", *factors).sum(keepdims=False), LOSS, [])
             inputs[GRADIENT] = TensorSpec(GRADIENT, np.dtype(np.float32), ("batch", base.width or "width"))
         else:
             add_texts(model)
@@ -314,7 +314,7 @@ def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: fl
         anchors, texts = (encoder.unit(each.slice(0, size, axis=1)) if size else each for each in parts)
         scores = body.node("MatMul", anchors, texts.transpose(1, 0)) / temperature
         losses.append(body.node("SoftmaxCrossEntropyLoss", scores, labels))
-    encoder.finish(model, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses), LOSS, [])
+    finish(model, losses[0] if len(losses) == 1 else body.node("Sum", *losses) / len(losses), LOSS, [])
 
 
 def texts_of(values: Mapping[str, Any], kinds: str) -> list[str]:

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.formulas import GraphBody, Value
-from opgrad.onnx.graph.messages import keep
-from opgrad.onnx.graph.nodes import needed
 from opgrad.training.files.dataset import Dataset, TensorSpec
 from opgrad.tune import outputs
 from opgrad.tune.examples import REASONS, RowData, Told, padded
@@ -62,16 +59,6 @@ def unit(vectors: Value) -> Value:
     """Vectors with the length 1."""
     square = (vectors * vectors).sum([1])
     return vectors / vectors.body.node("Max", square.apply("Sqrt"), vectors.body.number(SMALLEST, vectors))
-
-
-def finish(model: onnx.ModelProto, value: Value, name: str, shape: list[Any]) -> None:
-    """Append the nodes of a value's body to a model, of which the value, under a name, becomes the only output."""
-    assert isinstance(value.body, GraphBody)
-    model.graph.initializer.extend(value.body.initializers)
-    model.graph.node.extend([*value.body.nodes, helper.make_node("Identity", [value.name], [name], f"{name}/Identity")])
-    del model.graph.output[:]
-    model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-    keep(model.graph.node, needed(list(model.graph.node), [name]))
 
 
 def pooling_of(folder: Path) -> str | None:

@@ -14,11 +14,10 @@ from opgrad.onnx.graph.messages import opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.dataset import Dataset, TensorSpec
 from opgrad.tune.examples import RowData, TokenExamples, token_rows
-from opgrad.tune.language_model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel
+from opgrad.tune.language_model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel, finish
 from opgrad.tune.lines import Lines
 from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TRAIN_ON, Task, TaskModel, Write, tokens_spec
-from opgrad.tune.tasks.encoder import finish
 
 LOSSES = ("dpo", "orpo", "simpo")
 REFERENCE = "reference"  # the input with what the base says of each pair
