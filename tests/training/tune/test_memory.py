@@ -66,7 +66,7 @@ def test_chooses_as_few_layers_as_the_limit_permits(monkeypatch):
     for limit, count in ((1399, 1), (1360, 1), (1359, 2), (1280, 3), (1200, 5)):
         found = chosen(limit)
         assert (len(found.segments), found.bytes) == (count, 1400 - 40 * count)
-    with pytest.raises(ValueError, match="who: memory is 0 MB, expected at least 1 MB for batches of this size"):
+    with pytest.raises(ValueError, match="memory is 0 MB, expected at least 1 MB for batches of this size"):
         chosen(1199)
     assert len(chosen(1199, is_given=False).segments) == 5  # as near as it comes
 
