@@ -56,6 +56,24 @@ def test_weights_are_told_from_numbers(tmp_path):
     np.testing.assert_array_equal(read_checkpoint(tmp_path / "checkpoint").trainable["c"][0], [1, 2, 3])
 
 
+@pytest.mark.parametrize(
+    ("body", "w", "bias", "weights"),
+    [
+        ("h = MatMul(x, w)  y = Add(h, b)", (8, 1), (1,), ("w", "b")),
+        ("h = MatMul(x, w)  c = Cast<to = 1>(h)  y = Add(b, c)", (8, 1), (1, 1), ("w", "b")),
+        ("t = Transpose<perm = [1, 0]>(w)  h = MatMul(x, t)  y = Add(h, b)", (1, 8), (1,), ("w", "b")),
+        ("h = MatMul(x, w)  y = Add(h, b)", (8, 1), (), ("w",)),
+        ("h = MatMul(x, w)  y = Mul(h, b)", (8, 1), (1,), ("w",)),
+        ("h = MatMul(x, w)  s = Sigmoid(h)  y = Add(s, b)", (8, 1), (1,), ("w",)),
+    ],
+)
+def test_one_number_is_a_weight_as_the_bias_of_one_result(body, w, bias, weights, tmp_path):
+    """Other single numbers are constants of a formula."""
+    values = {**normal(w=w), "b": np.zeros(bias, np.float32)}
+    model = build(f"g (float[n, 8] x) => (float[n, 1] y) {{ {body} }}", values)
+    assert generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path).trainable == weights
+
+
 # --- what nobody trained ---
 
 

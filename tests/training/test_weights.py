@@ -246,6 +246,21 @@ def test_layers_that_read_one_tensor_are_told(tmp_path):
     assert len(frozen.notes) == 1
 
 
+def test_nodes_outside_all_modules_are_layers(tmp_path):
+    """Keras writes the whole model as one module, with a cast behind each layer; equal tensors are stored once."""
+    text = """g (float[n, 8] x) => (float[n, 3] scores) {
+        h = MatMul(x, v)  c = Cast<to = 1>(h)  a = Add(c, zeros)  slope = Identity(zeros)
+        up = Relu(a)  m = Neg(a)  down = Relu(m)  leak = Mul(slope, down)  y = Add(up, leak)  scores = MatMul(y, w)
+    }"""
+    model = build(text, {"zeros": np.zeros(8, np.float32), **normal(v=(8, 8), w=(8, 3))})
+    for node in model.graph.node:
+        node.name = f"/{node.op_type}_{node.output[0]}"
+    made, _, _ = trained(model, tmp_path)
+    assert "'zeros' by \"Add (node '/Add_a')\", \"Mul (node '/Mul_leak')\"" in made.notes[0]
+    made, _, _ = trained(model, tmp_path, untie=True)
+    assert (made.notes, len(made.trainable)) == ((), 4)
+
+
 @pytest.mark.parametrize("untie", [False, True])
 def test_a_node_that_asks_for_a_shape_is_no_layer(untie, tmp_path):
     text = """g (float[n, 8] x) => (float[n, 3] scores) {

@@ -39,7 +39,7 @@ PARTS = {
 MIXING = {**dict.fromkeys(("ScatterND", "ScatterElements"), (0, 2)), "Where": (1, 2)}  # likewise, of constants alone
 REPEATING = ("Expand", "Tile")
 SCALE = "_scale.log"  # behind the name of a weight: the scale with which it is rounded, see `quantization.prepare`
-SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element
+SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element, or is a bias
 LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 MULTIPLYING = ("MatMul", "Mul", "Einsum", "Gemm")
@@ -265,6 +265,7 @@ class Candidates:
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         inlined = inline_functions(without_values(model)) if model.functions else model
         self._nodes = list(taken_nodes(Graph(inlined), inlined.graph.node))
+        self._producers = {name: node for node in self._nodes for name in node.output if name}
         self._constant = set(self.tensors)  # the names of these, and of all that is computed from them alone
         for node in self._nodes:
             for place, name in enumerate(node.input if reads_values(node) else ()):
@@ -299,9 +300,27 @@ class Candidates:
         return any(
             place in facts_of(node).weights
             or self._is_learned_scale(node)
-            or (node.op_type in SCALES and several and self._is_scale(name))
+            or (node.op_type in SCALES and (several or self._is_only_bias(name, node)) and self._is_scale(name))
             for node, place in self._reads(name)
         )
+
+    def _is_only_bias(self, name: str, node: onnx.NodeProto) -> bool:
+        """Whether one number is the bias of a layer with one result: it has an axis, and is added to a product."""
+        return bool(self.tensors[name].dims) and node.op_type == "Add" and any(map(self._is_product, node.input))
+
+    def _is_product(self, name: str) -> bool:
+        """Whether a value is the product of an input and a float tensor with an axis of one element."""
+        node = self._producers.get(self._moved(name))
+        if node is None or node.op_type not in PRODUCTS or domain_of(node):
+            return False
+        factor = self._moved(node.input[1])
+        return self._is_float(factor) and 1 in self.tensors[factor].dims
+
+    def _moved(self, name: str) -> str:
+        """The value that another one is in another shape or type."""
+        while (node := self._producers.get(name)) is not None and facts_of(node).moves:
+            name = node.input[0]
+        return name
 
     def _handed_on(self, name: str, node: onnx.NodeProto, place: int) -> Sequence[str]:
         """The results of a node that hold the numbers of a constant operand, which a tensor's become.

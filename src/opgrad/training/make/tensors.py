@@ -70,10 +70,10 @@ Layer: TypeAlias = tuple[str, str]  # the module that reads a tensor, or the nod
 
 
 def layer_of(node: onnx.NodeProto, place: int) -> Layer:
-    """The layer that reads a tensor; the nodes of one module are one layer."""
+    """The layer that reads a tensor; the nodes of one module are one layer, those outside all modules one each."""
     path = module_path(node)
     is_statistic = node.op_type == "BatchNormalization" and not domain_of(node) and place in STATISTICS
-    return title(node) if path is None else path, RUNNING[place - STATISTICS[0]] if is_statistic else ""
+    return path or title(node), RUNNING[place - STATISTICS[0]] if is_statistic else ""
 
 
 def name_in_module(name: str, node: onnx.NodeProto, place: int) -> str | None:
