@@ -1,9 +1,8 @@
 """exp, log, sigmoid and tanh on vectors, against higher precision, over the whole range."""
 
-import ctypes
-
 import numpy as np
 import pytest
+from tasks import run_task
 
 from opgrad.cpu.compiler.decorators import kernel
 from opgrad.cpu.compiler.simd import Pointer, first, lanes, load, load_masked, store, store_masked
@@ -32,8 +31,7 @@ def on_arrays(formula):
 def evaluate(formula, x):
     y = np.empty_like(x)
     task = on_arrays(formula).task([x.dtype.name] * 2)
-    arguments = np.array([x.size, x.ctypes.data, y.ctypes.data], np.int64)
-    ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(task)(arguments.ctypes.data, 0)
+    run_task(task, [x.size, x.ctypes.data, y.ctypes.data])
     return y
 
 

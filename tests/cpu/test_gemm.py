@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from tasks import run_task
 
 from opgrad.cli.examples.arguments import error_in_ulp, tolerance
 from opgrad.contract import DTYPES, FLOATS
@@ -96,11 +97,10 @@ def run(sizes, blocks, a, b, c, c_row, add, parts=(0,)):
     memory, in_use = np.full(left + right + 64, np.nan, c.dtype), np.zeros(1, np.int64)
     words = [1, across * down, memory.ctypes.data, 0, in_use.ctypes.data, 1, *sizes, across, *blocks]
     words += [a[0].ctypes.data, *a[1], b[0].ctypes.data, *b[1], c.ctypes.data, c_row, add, 0, left * c.itemsize]
-    table = np.array(words, np.int64)
     work = c.dtype.name
     task = products.task([a[0].dtype.name, b[0].dtype.name, work, work, work])
     for part in parts or range(across * down):
-        ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(task)(table.ctypes.data, part)
+        run_task(task, words, part)
 
 
 @pytest.mark.parametrize("order", ORDERS)

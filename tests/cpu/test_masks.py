@@ -1,10 +1,9 @@
 """Masked loads and stores move the lanes that a mask names, and touch no other memory."""
 
-import ctypes
-
 import numpy as np
 import pytest
 from guards import Guarded
+from tasks import run_task
 
 from opgrad.contract import DTYPES
 from opgrad.cpu.compiler.decorators import kernel, vector_lanes
@@ -33,11 +32,6 @@ def copy_chosen(chosen: Pointer, x: Pointer, y: Pointer, loaded: Pointer):
     store_masked(y, 0, value, mask)
 
 
-def call(task, *words):
-    arguments = np.array(words, np.int64)
-    ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(task)(arguments.ctypes.data, 0)
-
-
 def check(dtype, held, copy):
     """copy(x, y, loaded) copies the lanes in `held`, and reads and writes no others."""
     lanes = vector_lanes("float32")
@@ -55,7 +49,7 @@ def test_every_range_of_lanes(dtype):
     task, lanes = copy_range.task([dtype, dtype, "float32"]), vector_lanes("float32")
     for begin in range(lanes + 1):
         for end in range(begin, lanes + 1):
-            check(dtype, range(begin, end), lambda *places, b=begin, e=end: call(task, b, e, *places))
+            check(dtype, range(begin, end), lambda *places, b=begin, e=end: run_task(task, [b, e, *places]))
 
 
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
@@ -65,4 +59,4 @@ def test_lanes_apart(dtype):
     for share in (0.1, 0.5, 0.9):
         chosen = (rng.random(lanes) < share).astype(np.float32)
         held = set(np.flatnonzero(chosen))
-        check(dtype, held, lambda *places, chosen=chosen: call(task, chosen.ctypes.data, *places))
+        check(dtype, held, lambda *places, chosen=chosen: run_task(task, [chosen.ctypes.data, *places]))

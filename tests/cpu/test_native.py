@@ -1,6 +1,5 @@
 """Compiled code: the cache on disk, CPUs without special instructions, and what the assembly holds."""
 
-import ctypes
 import os
 import platform
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from samples import call, sample
+from tasks import run_task
 
 from opgrad.contract import FLOATS
 from opgrad.cpu.compiler import decorators, simd, target, words
@@ -203,8 +203,6 @@ def count_lanes(result: Pointer):
 
 def test_a_form_names_the_lanes():
     result = np.zeros(1, np.float32)
-    words = (ctypes.c_int64 * 1)(result.ctypes.data)
     for form, lanes in (("task", decorators.vector_lanes("float32")), ("task of 64", 64), ("task of 16", 16)):
-        task = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(count_lanes.task(["float32"], form))
-        task(ctypes.addressof(words), 0)
+        run_task(count_lanes.task(["float32"], form), [result.ctypes.data])
         assert result[0] == lanes

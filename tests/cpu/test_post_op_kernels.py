@@ -1,12 +1,12 @@
 """Post-ops' formulas on buffers: each formula against wider arithmetic, each gradient, each count and lane."""
 
-import ctypes
 import functools
 import math
 
 import numpy as np
 import pytest
 from guards import Guarded
+from tasks import run_task
 
 from opgrad.cpu.compiler.decorators import kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer
@@ -133,7 +133,7 @@ def run(formula, values, operand=None, third=None, alpha=0.0, beta=0.0, offset=0
     words[3] = n
     words[4:] = np.array([alpha, beta], np.float64).view(np.int64)
     task = on_buffers(formula).task([dtype] * 3)
-    ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(task)(words.ctypes.data, 0)
+    run_task(task, words)
     assert all(place.untouched() for place in guarded)
     for place, given in zip(guarded[1:], (operand, third), strict=True):
         assert given is None or place.array.tobytes() == given.tobytes()

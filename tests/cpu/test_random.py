@@ -1,10 +1,9 @@
 """Philox and dropout's decisions: known answers, every index, the kernel against NumPy."""
 
-import ctypes
-
 import numpy as np
 import pytest
 from guards import Guarded
+from tasks import run_task
 
 from opgrad.cpu.compiler.decorators import kernel
 from opgrad.cpu.compiler.simd import Pointer
@@ -40,9 +39,8 @@ def by_kernel(dtype, count, index, seed, offset, threshold, begin=0):
     guarded = Guarded((begin + count + 3,), dtype)
     guarded.array[:] = 7
     values = guarded.array[begin : begin + count]
-    words = np.array([guarded.array[begin:].ctypes.data, count, index, seed, offset, threshold], np.int64)
-    task = keep.task([values.dtype.name])
-    ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(task)(words.ctypes.data, 0)
+    words = [guarded.array[begin:].ctypes.data, count, index, seed, offset, threshold]
+    run_task(keep.task([values.dtype.name]), words)
     assert guarded.untouched()
     assert (guarded.array[:begin] == 7).all()
     assert (guarded.array[begin + count :] == 7).all()

@@ -1,12 +1,12 @@
 """What kernels read and write: every storage type, every code, every lane."""
 
-import ctypes
 from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
 import pytest
 from guards import EDGE, SENTINEL
+from tasks import run_task
 
 from opgrad.cpu.compiler import decorators
 from opgrad.cpu.compiler.decorators import kernel
@@ -76,8 +76,7 @@ def moved(offset, x: Pointer, y: Pointer):
 
 def run(made, dtypes, n, x, y):
     task = made.task(dtypes)
-    arguments = np.array([n, x.ctypes.data, y.ctypes.data], np.int64)
-    ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(task)(arguments.ctypes.data, 0)
+    run_task(task, [n, x.ctypes.data, y.ctypes.data])
 
 
 def converted(x, source, target, made=by_vectors):
