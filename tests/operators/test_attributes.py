@@ -1,4 +1,4 @@
-"""Softmax and log-softmax with attributes on CPUs, against the float64 reference.
+"""Softmax, log-softmax and their gradients with attributes on CPUs, against the float64 reference.
 
 Each form of a call has a kernel of its own, which takes a second to compile: so the tables here have few forms, and
 many shapes, strides and numbers for each. The formulas of post-ops are tested one by one in
@@ -10,6 +10,7 @@ import itertools
 
 import numpy as np
 import pytest
+from accuracy import check_slopes
 from post_op_cases import PATTERNS, SHAPE, operand_of
 from primitive_attributes import AXES, flag, forms
 from primitive_cases import (
@@ -17,7 +18,9 @@ from primitive_cases import (
     Placed,
     c_order,
     check_forward,
+    check_gradient,
     fortran,
+    gapped,
     in_records,
     laid_out,
     numbers,
@@ -29,10 +32,21 @@ from samples import bits, cast
 import opgrad
 from opgrad import Dropout, post_ops
 from opgrad.contract import BYTES, DTYPES
+from opgrad.ops import operators
 from opgrad.ops.reference import post_ops as reference_post_ops
-from opgrad.ops.reference.primitive import TYPES
+from opgrad.ops.reference.primitive import GRADIENT_TYPES, TYPES
 
-names = pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+FORWARD, GRADIENT = ("softmax", "log_softmax"), ("softmax_grad", "log_softmax_grad")
+forward_names = pytest.mark.parametrize("name", FORWARD)
+gradient_names = pytest.mark.parametrize("name", GRADIENT)
+every = pytest.mark.parametrize("name", FORWARD + GRADIENT)
+one_of_each = pytest.mark.parametrize("name", ["softmax", "softmax_grad"])
+# The three forward forms, and the gradients, which take no flag.
+every_form = pytest.mark.parametrize(
+    ("name", "inf_as_zero"),
+    [("softmax", False), ("softmax", True), *((name, False) for name in (*FORWARD, *GRADIENT)[1:])],
+    ids=str,
+)
 # By layout: shapes with tails and several parts.
 SHAPES = {
     "rows": ((5, 67, 133), -1),
@@ -42,9 +56,23 @@ SHAPES = {
 }
 
 
-def usual(rng, shape, **attributes):
+def arrays(name, rng, shape, axis=-1, dtype="float32"):
+    """x of a forward operator; dy and y of a gradient, y as the forward operator saves it."""
+    if name in FORWARD:
+        return [numbers(rng, shape, dtype)]
+    x = numbers(rng, shape, "float64", 1.5)
+    y = operators()[name.removesuffix("_grad")].reference(x, axis)
+    return [numbers(rng, shape, dtype, 1.0), cast(y, dtype)]
+
+
+def check(name, given, axis=-1, **attributes):
+    return (check_forward if name in FORWARD else check_gradient)(name, *given, axis, **attributes)
+
+
+def usual(name, rng, shape, inf_as_zero=False):
     """The attributes of most tests here, with which all calls of a layout and dtype have one form."""
-    return {"where": rng.random(shape) < 0.7, "logit_scale": 0.5, "stats": True} | attributes
+    more = {"stats": True} | flag(inf_as_zero) if name in FORWARD else {"dropout": Dropout(0.3, 3)}
+    return {"where": rng.random(shape) < 0.7, "logit_scale": 0.5} | more
 
 
 def everything(rng, shape, axis):
@@ -56,18 +84,19 @@ def everything(rng, shape, axis):
     }  # fmt: skip
 
 
-def eltwise_chains():
-    """All post-ops without operands."""
+def eltwise_chains(name):
+    """All post-ops without operands that the operator takes; constants put a kink among the numbers that occur."""
+    behind = [post_ops.linear(4, 0), post_ops.round()] if name in FORWARD else []
     return [
         [
             post_ops.linear(4, -1), post_ops.elu(0.7), post_ops.gelu_erf(), post_ops.swish(1.5), post_ops.tanh(),
-            post_ops.linear(3, 0.1), post_ops.gelu_tanh(), post_ops.mish(), post_ops.abs(), post_ops.sqrt(),
+            post_ops.linear(3, 0.1), post_ops.gelu_tanh(), post_ops.mish(), post_ops.abs(), post_ops.linear(1, 0.25),
+            post_ops.sqrt(),
         ],
         [
             post_ops.exp(), post_ops.log(), post_ops.logistic(), post_ops.soft_relu(-3), post_ops.square(),
-            post_ops.pow(2, 0.5), post_ops.hardswish(), post_ops.hardsigmoid(0.3, 0.2), post_ops.linear(4, -2),
-            post_ops.relu(-0.25), post_ops.clip(-0.25, 0.75), post_ops.linear(4, 0), post_ops.round(),
-            post_ops.clip_v2(-0.5, 2),
+            post_ops.pow(2, 0.5), post_ops.hardswish(), post_ops.hardsigmoid(0.3, 0.2), post_ops.relu(-0.25),
+            post_ops.linear(4, -2), post_ops.clip(-1, 0.25), post_ops.clip_v2(-0.9, 2), *behind,
         ],
     ]  # fmt: skip
 
@@ -89,20 +118,40 @@ def binary_chains(rng, shape):
     return [arithmetic, compared]
 
 
+def operand_chain(rng, shape):
+    """All post-ops with operands that have a gradient: of several dtypes, along vectors or one number for each."""
+    row, column = (*(1 for _ in shape[1:]), shape[-1]), (*shape[:-1], 1)
+    return [
+        post_ops.mul(numbers(rng, row, "float32")), post_ops.add(numbers(rng, column, "bfloat16")),
+        post_ops.max(numbers(rng, shape, "float64")), post_ops.tanh(), post_ops.sub(1.5),
+        post_ops.div(2 + np.abs(numbers(rng, shape, "float16"))[..., ::-1]),
+        post_ops.min(operand_of(rng, row, "int32") / np.float32(4)), post_ops.mul(operand_of(rng, shape, "int8")),
+        post_ops.select(rng.random(shape) < 0.5, numbers(rng, shape, "float32")),
+    ]  # fmt: skip
+
+
+def names_in(*chains):
+    return {op.name for chain in chains for op in chain}
+
+
 def test_all_post_ops_are_here(rng):
-    chains = [*eltwise_chains(), *binary_chains(rng, (3, 5))]
-    every = {*reference_post_ops.VALUES, *reference_post_ops.BINARY_VALUES}
-    assert {op.name for chain in chains for op in chain} == every
-    assert len(every) == 34
+    known = {*reference_post_ops.VALUES, *reference_post_ops.BINARY_VALUES}
+    assert names_in(*eltwise_chains("softmax"), *binary_chains(rng, (3, 5))) == known
+    with_gradient = {name for name in known if reference_post_ops.has_gradient(name)}
+    assert names_in(*eltwise_chains("softmax_grad"), operand_chain(rng, (3, 5))) == with_gradient
+    assert len(known) == 34
 
 
+SCALES = {"softmax": (3.0, -3.0, 30.0, 1e-3), "softmax_grad": (0.9, -1.0, 20.0)}
+
+
+@one_of_each
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("chain", [0, 1])
-def test_post_ops_without_operands(chain, dtype, rng):
-    for scale in (3.0, -3.0, 30.0, 1e-3):
-        for shape in ((3, 67), (5, 4, 37), (2, 41)):
-            x, note = numbers(rng, shape, dtype), f"{shape}, {scale}"
-            check_forward("softmax", x, post_ops=eltwise_chains()[chain], result_scale=scale, note=note, place=Placed)
+def test_post_ops_without_operands(name, chain, dtype, rng):
+    for shape, scale in itertools.product(((3, 67), (5, 4, 37), (2, 41)), SCALES[name]):
+        given = {"result_scale": scale, "post_ops": eltwise_chains(name)[chain], "note": f"{shape}, {scale}"}
+        check(name, arrays(name, rng, shape, dtype=dtype), place=Placed, **given)
 
 
 @pytest.mark.parametrize(("name", "shape", "axis"), [("softmax", (5, 67), -1), ("log_softmax", (5, 9, 37), 1)])
@@ -113,10 +162,16 @@ def test_post_ops_with_operands(name, shape, axis, chain, rng):
         check_forward(name, x, axis, post_ops=binary_chains(rng, shape)[chain], place=Placed)
 
 
-def test_operands_of_every_broadcast_pattern(rng):
+@one_of_each
+def test_operands_of_every_broadcast_pattern(name, rng):
     for pattern, axis in itertools.product(PATTERNS, (-1, 1, (1, 2))):
-        chain = [post_ops.add(operand_of(rng, pattern, "float32"))]
-        check_forward("softmax", numbers(rng, SHAPE, "float32"), axis, post_ops=chain, note=f"{pattern}", place=Placed)
+        operand = operand_of(rng, pattern, "float32")
+        if name in FORWARD:
+            given = {"post_ops": [post_ops.add(operand)], "place": Placed}
+        else:
+            given = {"post_ops": [post_ops.mul(operand)], "post_op_grads": True}
+        results = check(name, arrays(name, rng, SHAPE, axis), axis, note=f"{pattern}, axis {axis}", **given)
+        assert len(results) == (1 if name in FORWARD else 2)
 
 
 def test_operands_of_any_layout(rng):
@@ -171,7 +226,8 @@ def test_order():
 # --- layouts, lengths and strides ------------------------------------------------------------------------------------
 
 
-@names
+@pytest.mark.usefixtures("threads")
+@forward_names
 @pytest.mark.parametrize("layout", SHAPES)
 def test_everything_at_once(name, layout, rng):
     """Also of rows of -inf, and of rows with NaN and inf; in one thread the same bits."""
@@ -185,29 +241,54 @@ def test_everything_at_once(name, layout, rng):
     expected = [bits(each) for each in results]
     plan = opgrad.plan(getattr(opgrad, name), x, **attributes, out=results)
     assert plan.implementation == f"fused, {layout}, float32"
-    threads = opgrad.get_num_threads()
     for count in (1, 4):
         opgrad.set_num_threads(count)
         assert [bits(each) for each in getattr(opgrad, name)(x, **attributes)] == expected
-    opgrad.set_num_threads(threads)
 
 
-@forms
+@pytest.mark.usefixtures("threads")
+@gradient_names
+@pytest.mark.parametrize("layout", SHAPES)
+def test_gradients_of_operands(name, layout, rng):
+    """In the order of the post-ops, floating-point ones alone; in one thread the same bits."""
+    shape, axis = SHAPES[layout]
+    dy, y = arrays(name, rng, shape, axis)
+    chain = operand_chain(rng, shape)[:: 1 if layout == "rows" else 4]
+    given = usual(name, rng, shape) | {"post_ops": chain, "post_op_grads": True, "result_scale": 2.0, "out_scale": 0.5}
+    results = check_gradient(name, dy, y, axis, **given)
+    operands = [np.asarray(op.operands[-1]) for op in chain if op.operands]
+    assert [each.shape for each in results[1:]] == [each.shape for each in operands if each.dtype.kind != "i"]
+    opgrad.set_num_threads(1)
+    again = getattr(opgrad, name)(dy, y, axis, **given)
+    assert [bits(each) for each in again] == [bits(each) for each in results]
+
+
+@every_form
 def test_every_length(name, inf_as_zero, rng):
     """Rows, columns and strips of 1 to 130 numbers, long ones, and rows in several blocks."""
     for n in (*range(1, 131), 4095, 4096, 4097, 65537):
-        for shape, axis in (((9 if n <= 130 else 3, n), 1), ((n, 5), 0), *(((2, n, 35), 1),) * (n <= 130)):
-            x = numbers(rng, shape, "float32")
-            check_forward(name, x, axis, place=Placed, note=f"{shape}", **usual(rng, shape), **flag(inf_as_zero))
+        strips = (((2, n, 35), 1),) * (n <= 130 and name in FORWARD)
+        for shape, axis in (((9 if n <= 130 else 3, n), 1), ((n, 5), 0), *strips):
+            given = usual(name, rng, shape, inf_as_zero)
+            check(name, arrays(name, rng, shape, axis), axis, place=Placed, note=f"{shape}", **given)
 
 
-@names
+@gradient_names
+def test_short_rows(name, rng):
+    """Formulas go through several rows at once where these lie without gaps, which changes no bit."""
+    for n in range(1, 34):
+        dy, y = arrays(name, rng, (37, n))
+        given, function = usual(name, rng, (37, n)), getattr(opgrad, name)
+        assert bits(function(dy, y, **given)) == bits(function(laid_out(dy, gapped), laid_out(y, gapped), **given)), n
+
+
+@every
 def test_every_axis_and_layout(name, rng):
     for (shape, axis), first, second in itertools.product(AXES, LAYOUTS, LAYOUTS):
-        x = laid_out(numbers(rng, shape, "float32"), first, 1)
+        given = [laid_out(each, layout, 1) for each, layout in zip(arrays(name, rng, shape, axis), (first, second))]  # noqa: B905
         place = functools.partial(Placed, layout=second, offset=1)
         note = f"{shape}, axis {axis}, {first.__name__} to {second.__name__}"
-        check_forward(name, x, axis, place=place, note=note, **usual(rng, shape))
+        check(name, given, axis, place=place, note=note, **usual(name, rng, shape))
 
 
 def test_other_layouts_give_the_same_bits(rng):
@@ -222,11 +303,14 @@ def test_other_layouts_give_the_same_bits(rng):
             assert found[0] == expected[0], f"{shape}, {layout.__name__}"
 
 
-def test_repeated_elements(rng):
+@every
+def test_repeated_elements(name, rng):
     for shape, axis in AXES:
         for repeated in range(len(shape)):
+            first, *others = arrays(name, rng, shape, axis)
             one = numbers(rng, [1 if each == repeated else size for each, size in enumerate(shape)], "float32")
-            check_forward("softmax", np.broadcast_to(one, shape), axis, note=f"{shape}", **usual(rng, shape))
+            given = [np.broadcast_to(one, first.shape), *others]
+            check(name, given, axis, note=f"{shape}", **usual(name, rng, shape))
 
 
 def test_where_takes_what_broadcasts(rng):
@@ -239,13 +323,14 @@ def test_where_takes_what_broadcasts(rng):
         check_forward("log_softmax", x, (0, 1, 2), where=where, logit_scale=0.5, stats=True)
 
 
-@names
+@every
 def test_long_and_many_rows(name, rng):
     """Several blocks, and several parts of work."""
-    for shape, axis in [((3000, 7), 1), ((700, 131), -1), ((7, 2000), 0), ((3, 50, 700), 1), ((90, 5, 130), (1, 2)),
-                        ((2, 4097), 1), ((65537, 3), 0)]:  # fmt: skip
-        x = laid_out(numbers(rng, shape, "float32"), permuted if len(shape) > 2 else c_order)
-        check_forward(name, x, axis, place=Placed, note=f"{shape}", **usual(rng, shape))
+    for shape, axis in [((3000, 7), 1), ((700, 131), -1), ((7, 20_000), 1), ((7, 2000), 0), ((3, 50, 700), 1),
+                        ((90, 5, 130), (1, 2)), ((500, 700), 0), ((65537, 3), 0), ((20_000, 4), 1)]:  # fmt: skip
+        layout = permuted if len(shape) > 2 else c_order
+        given = [laid_out(each, layout) for each in arrays(name, rng, shape, axis)]
+        check(name, given, axis, place=Placed, note=f"{shape}", **usual(name, rng, shape))
 
 
 # --- one attribute, one dtype at a time ------------------------------------------------------------------------------
@@ -253,27 +338,36 @@ def test_long_and_many_rows(name, rng):
 ALONE = {
     "where": [{"where": np.arange(33) % 3 > 0}],
     "logit_scale": [{"logit_scale": scale} for scale in (0.3, -1.7, 0)],
-    "scales behind": [{"result_scale": 2.5}, {"result_scale": 0.0}, {"out_scale": 0.125}, {"out_scale": -3}],
+    "other scales": [{"result_scale": 2.5}, {"result_scale": 0.0}, {"out_scale": 0.125}, {"out_scale": -3}],
     "dropout": [{"dropout": Dropout(0.4, 1, 2)}],
+}
+ALONE_FORWARD = ALONE | {
     "mask": [{"dropout": Dropout(p, -1, 2**64 - 3, mask=True)} for p in (0, 0.5, 1)],
     "stats": [{"stats": True}],
     "save": [{"save": True}],
     "accumulation": [{"accumulation": "strict"}],
 }
+ALONE_GRADIENT = ALONE | {
+    "dropout": [
+        {"dropout": dropout} for dropout in (Dropout(0.4, 1, 2), Dropout(1, 1, 2), Dropout(0.5, -1, 2**64 - 3))
+    ],
+    "no dropout": [{"dropout": Dropout(0, 1, 2)}],
+}
+CASES_ALONE = [("softmax", each) for each in ALONE_FORWARD] + [("softmax_grad", each) for each in ALONE_GRADIENT]
 
 
-@pytest.mark.parametrize("attributes", ALONE.values(), ids=ALONE)
-def test_attributes_alone(attributes, rng):
-    for each in attributes:
-        x = numbers(rng, (5, 33), "float32")
-        results = check_forward("softmax", x, note=f"{each}", **each)
-        again = check_forward("softmax", x, note=f"{each}", place=Placed, **each)
-        assert [bits(each) for each in again] == [bits(each) for each in results]
+@pytest.mark.parametrize(("name", "attribute"), CASES_ALONE)
+def test_attributes_alone(name, attribute, rng):
+    for each in (ALONE_FORWARD if name in FORWARD else ALONE_GRADIENT)[attribute]:
+        given = arrays(name, rng, (5, 33))
+        results = check(name, given, note=f"{each}", **each)
+        again = check(name, given, note=f"{each}", place=Placed, **each)
+        assert [bits(one) for one in again] == [bits(one) for one in results]
 
 
 def test_a_scale_that_float32_does_not_hold(rng):
     x = numbers(rng, (9, 131), "float32") * np.float32(1e37)
-    check_forward("softmax", x, place=Placed, **usual(rng, x.shape, logit_scale=1e-40))
+    check_forward("softmax", x, place=Placed, **(usual("softmax", rng, x.shape) | {"logit_scale": 1e-40}))
 
 
 @pytest.mark.parametrize("shape", [(4, 33), (5, 9, 37)], ids=["rows", "columns"])
@@ -293,17 +387,30 @@ def test_results_have_the_dtype_of_x_or_float32(dtype, rng):
     assert opgrad.softmax(numbers(rng, (4, 33), dtype)).dtype == own
 
 
-@names
+@pytest.mark.parametrize("shape", [(4, 33), (5, 9, 37)], ids=["rows", "columns"])
+@pytest.mark.parametrize("number", range(len(GRADIENT_TYPES)))
+def test_dtypes_of_gradients(number, shape, rng):
+    """Each dtype of dy with others of y and dx."""
+    dtypes = [GRADIENT_TYPES[(number + step) % len(GRADIENT_TYPES)] for step in (0, 1, 3)]
+    dy, y = (arrays("softmax_grad", rng, shape, 1, dtype)[place] for place, dtype in enumerate(dtypes[:2]))
+    check_gradient("softmax_grad", dy, y, 1, out_dtype=dtypes[2], place=Placed, note=f"{dtypes}")
+
+
+DEFAULTS = {
+    "out": None, "out_dtype": None, "where": None, "logit_scale": 1, "result_scale": 1.0, "dropout": None,
+    "post_ops": [], "out_scale": np.float32(1),
+}  # fmt: skip
+
+
+@every
 def test_defaults_are_the_plain_form(name, rng):
-    x, function = rng.normal(size=(5, 33)).astype("float32"), getattr(opgrad, name)
-    expected = bits(function(x))
-    defaults = {
-        "out": None, "out_dtype": None, "where": None, "logit_scale": 1, "result_scale": 1.0, "dropout": None,
-        "post_ops": [], "out_scale": np.float32(1), "accumulation": "relaxed", "stats": False, "save": np.False_,
-    }  # fmt: skip
-    assert bits(function(x, **defaults)) == expected
+    given, function = arrays(name, rng, (5, 33)), getattr(opgrad, name)
+    expected = bits(function(*given))
+    more = {"accumulation": "relaxed", "stats": False, "save": np.False_}
+    defaults = DEFAULTS | (more if name in FORWARD else {"post_op_grads": False})
+    assert bits(function(*given, **defaults)) == expected
     for key, value in defaults.items():
-        assert bits(function(x, **{key: value})) == expected, key
+        assert bits(function(*given, **{key: value})) == expected, key
 
 
 # --- special numbers -------------------------------------------------------------------------------------------------
@@ -368,25 +475,37 @@ def test_denormals_are_kept():
 # --- empty arrays, memory --------------------------------------------------------------------------------------------
 
 
-@forms
+@every_form
 def test_empty_arrays(name, inf_as_zero):
     for shape in [(0,), (0, 3), (3, 0), (2, 0, 4), (0, 0), (2, 3, 0), (0, 5, 9)]:
         for axis in [*range(len(shape)), tuple(range(len(shape)))]:
             x = np.zeros(shape, np.float32)
-            given = {"where": np.ones(shape, bool), "logit_scale": 0.5, "stats": True} | flag(inf_as_zero)
-            stats = check_forward(name, x, axis, place=Placed, **given)[1]
-            assert x.size or (stats == -np.inf).all()
+            if name in FORWARD:
+                given = {"where": np.ones(shape, bool), "logit_scale": 0.5, "stats": True} | flag(inf_as_zero)
+                stats = check_forward(name, x, axis, place=Placed, **given)[1]
+                assert x.size or (stats == -np.inf).all()
+                continue
+            check_gradient(name, x, x, axis, out_dtype="bfloat16", place=Placed)
+            operand = np.ones((*shape[:-1], 1), np.float32)
+            chain = [post_ops.mul(operand), post_ops.add(1.5)]
+            _, first, second = getattr(opgrad, name)(x, x, axis, post_ops=chain, post_op_grads=True)
+            assert (first.shape, second.shape) == (operand.shape, ())
+            assert not first.any()
+            assert second == 0
 
 
-def test_in_place(rng):
-    for shape, axis in [*AXES, ((2, 9000), 1), ((9000, 3), 0)]:
-        for layout in (c_order, fortran, in_records):
-            x = laid_out(numbers(rng, shape, "float32"), layout)
-            given = usual(rng, shape, axis=axis)
-            y, stats = opgrad.softmax(x, **given)
-            expected = bits(y)
-            assert opgrad.softmax(x, out=(x, stats), **given)[0] is x
-            assert bits(x) == expected, f"{shape}, axis {axis}, {layout.__name__}"
+@one_of_each
+def test_in_place(name, rng):
+    for (shape, axis), layout in itertools.product(
+        [*AXES, ((2, 9000), 1), ((9000, 3), 0)], (c_order, fortran, in_records)
+    ):
+        given, made = usual(name, rng, shape) | {"axis": axis}, arrays(name, rng, shape, axis)
+        expected = getattr(opgrad, name)(*(laid_out(each, layout) for each in made), **given)
+        first, *more = expected if isinstance(expected, tuple) else (expected,)
+        for place in range(len(made)):
+            own = [laid_out(each, layout) for each in made]
+            getattr(opgrad, name)(*own, **given, out=(own[place], *more) if more else own[place])
+            assert bits(own[place]) == bits(first), f"{shape}, axis {axis}, {layout.__name__}, {place}"
 
 
 def test_in_place_with_all_results(rng):
@@ -405,3 +524,104 @@ def test_in_place_with_all_results(rng):
 def test_new_results_follow_the_memory_order_of_x(rng):
     x = np.asfortranarray(rng.normal(size=(6, 7)).astype("float32"))
     assert all(each.flags.f_contiguous for each in opgrad.log_softmax(x, save=True))
+
+
+# --- the references, by differences of the forward operators' in float64 ----------------------------------------------
+
+
+SLOPES = [
+    op for op in {op.name: op for chain in eltwise_chains("softmax_grad") for op in chain}.values()
+    if op.name not in ("log", "sqrt", "pow")
+]  # fmt: skip
+BINARY = ("add", "sub", "mul", "div", "max", "min", "select")
+CASES = {
+    "plain": {},
+    "scales": {"logit_scale": -0.7, "result_scale": 3.0, "out_scale": 0.3},
+    "where": {"where": np.array([True, True, False, True, True]), "logit_scale": 2.0},
+    "dropout": {"dropout": Dropout(0.4, 3, 4), "out_scale": 2.0},
+    "everything": {
+        "where": np.array([[True], [True], [False]]), "logit_scale": 0.5, "result_scale": 2.0, "out_scale": 0.7,
+        "dropout": Dropout(0.3, 5, 6),
+    },
+}  # fmt: skip
+
+
+@gradient_names
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_references_are_slopes(name, case, rng):
+    hold_slopes(name, case, [], rng)
+
+
+@gradient_names
+@pytest.mark.parametrize("op", SLOPES, ids=lambda op: op.name)
+def test_references_of_eltwise_are_slopes(name, op, rng):
+    hold_slopes(name, {"result_scale": 2.0}, [op], rng)
+
+
+@gradient_names
+@pytest.mark.parametrize("op", [*BINARY, "log", "sqrt", "pow"])
+def test_references_of_operands_are_slopes(name, op, rng):
+    if op in BINARY:
+        chain = [post_ops.linear(2, 0.1), made(op, rng.uniform(0.5, 2, (3, 1)), rng), post_ops.tanh()]
+    else:
+        chain = [
+            post_ops.square(),
+            post_ops.linear(1, 0.5),
+            getattr(post_ops, op)(*((1.5, 0.7) if op == "pow" else ())),
+        ]
+    hold_slopes(name, {"result_scale": 2.0, "dropout": Dropout(0.3, 7, 8)}, chain, rng)
+
+
+def made(op, operand, rng):
+    if op == "select":
+        return post_ops.select(rng.random(np.shape(operand)) < 0.5, operand)
+    if op == "div":
+        operand = np.asarray(operand)
+        return post_ops.div(np.where(operand == 0, np.ones_like(operand), operand))
+    return getattr(post_ops, op)(operand)
+
+
+def with_last(op, operand):
+    return post_ops.PostOp(op.name, operands=(*op.operands[:-1], operand))
+
+
+def hold_slopes(name, case, chain, rng):
+    """The references of dx and of the operand's gradient, where the forward operator's result is finite."""
+    forward, backward = operators()[name.removesuffix("_grad")].reference, operators()[name].reference
+    (operand,) = [np.asarray(op.operands[-1]) for op in chain if op.operands] or [np.zeros(())]
+    for axis in (0, 1, (0, 1)):
+        x = rng.normal(size=(3, 5))
+        y = forward(x, axis, **{key: each for key, each in case.items() if key in ("where", "logit_scale")})
+        finite = np.isfinite(y)
+        dy = np.where(finite, rng.normal(size=(3, 5)), 0.0)
+
+        def total(x, operand, axis=axis, finite=finite, dy=dy):
+            ops = [
+                post_ops.PostOp(op.name, operands=(*op.operands[:-1], operand)) if op.operands else op for op in chain
+            ]
+            return (np.where(finite, forward(x, axis, **case, post_ops=ops), 0.0) * dy).sum()
+
+        with np.errstate(all="ignore"):
+            dx, *slopes = backward(dy, y, axis, post_op_grads=True, **case, post_ops=chain)
+            found = {"x": np.where(finite, dx, 0.0), "operand": slopes[0] if slopes else np.zeros(())}
+            check_slopes(total, {"x": x, "operand": operand}, found, rng)
+
+
+@pytest.mark.parametrize(("op", "shares"), [(post_ops.max, [0.5, 0.0, 1.0]), (post_ops.min, [0.5, 1.0, 0.0])])
+def test_a_tie_is_shared(op, shares):
+    """max and min give half of the gradient to each of two equal numbers."""
+    y = np.array([[0.5, 0.25, 0.25]], np.float32)
+    given = {"post_ops": [op(np.array([0.5, 0.5, 0.125], np.float32))], "post_op_grads": True}
+    _, gradient = check_gradient("softmax_grad", np.ones((1, 3), np.float32), y, **given)
+    np.testing.assert_array_equal(gradient, 1 - np.array(shares))
+
+
+@gradient_names
+def test_where_is_where_the_gradient_is_0(name, rng):
+    """Also where y is what the forward operator gives there."""
+    x, given = rng.normal(size=(6, 40)).astype("float32"), usual(name, rng, (6, 40))
+    where = given["where"]
+    y, _ = getattr(opgrad, name.removesuffix("_grad"))(x, where=where, logit_scale=0.5, stats=True)
+    dx = check_gradient(name, rng.normal(size=x.shape).astype("float32"), y, **given)[0]
+    assert (dx[~where] == 0).all()
+    assert np.isfinite(dx).all()
