@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from opgrad.cpu.compiler import INTERPRETED, INTERPRETING
+from opgrad.cpu.compiler import INTERPRETED, INTERPRETING, simd
 from opgrad.cpu.compiler.parameters import (
     PER_PART,
     POINTERS,
@@ -275,33 +275,36 @@ def _call_address(address: int, *arguments: int) -> int:
     return int(ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(arguments))(address)(*map(int, arguments)))
 
 
+_load_word, _store_word = _loads(ctypes.c_int64), _stores(ctypes.c_int64)
+
+
 def _atomic_add(address: int, value: int) -> int:
-    before = WORD_OPERATIONS["load_word"](address, 0)
-    WORD_OPERATIONS["store_word"](address, 0, before + value)
-    return int(before)
+    before = int(_load_word(address, 0))
+    _store_word(address, 0, before + value)
+    return before
 
 
 def _atomic_swap_if(address: int, expected: int, value: int) -> bool:
-    found = WORD_OPERATIONS["load_word"](address, 0) == expected
+    found = bool(_load_word(address, 0) == expected)
     if found:
-        WORD_OPERATIONS["store_word"](address, 0, value)
-    return bool(found)
+        _store_word(address, 0, value)
+    return found
 
 
 WORD_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "load_word": _loads(ctypes.c_int64),
+    "load_word": _load_word,
     "load_i32": _loads(ctypes.c_int32),
     "load_u8": _loads(ctypes.c_uint8),
     "load_f64": _loads(ctypes.c_double),
-    "store_word": _stores(ctypes.c_int64),
+    "store_word": _store_word,
     "store_i32": _stores(ctypes.c_int32),
     "store_u8": _stores(ctypes.c_uint8),
     "store_f64": _stores(ctypes.c_double),
     "copy_bytes": _copy_bytes,
     "stack_words": _stack_words,
     "call_address": _call_address,
-    "atomic_load": lambda address: WORD_OPERATIONS["load_word"](address, 0),
-    "atomic_store": lambda address, value: WORD_OPERATIONS["store_word"](address, 0, value),
+    "atomic_load": lambda address: _load_word(address, 0),
+    "atomic_store": lambda address, value: _store_word(address, 0, value),
     "atomic_add": _atomic_add,
     "atomic_swap_if": _atomic_swap_if,
     "spin_hint": lambda: None,
@@ -429,14 +432,16 @@ def _word_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return ((a.view(np.uint64) & low) * (b.view(np.uint64) & low)).view(np.int64)
 
 
-def _stores_each(store: Callable[..., None]) -> Callable[..., None]:
-    """The operation on a tuple of pointers and one of values that applies `store` to each pair."""
+def _one(p: CheckedPointer, i: int) -> Any:
+    """An element as a number; an integer has all its bits, whatever the precision of the kernel's vectors."""
+    return int(p.stored(i, 1)[0]) if p.storage in INDICES else p.read(i, 1)[0]
 
-    def each(pointers: Sequence[CheckedPointer], i: int, values: Sequence[Any], *mask: Vector) -> None:
-        for p, value in zip(pointers, values, strict=True):
-            store(p, i, value, *mask)
 
-    return each
+def _store_one(p: CheckedPointer, i: int, x: Any) -> None:
+    if p.storage in INDICES:
+        p.stored(i, 1)[0] = int(x)
+    else:
+        p.write(i, np.array([x]).astype(p.element))
 
 
 def _nothing(*_: Any) -> None:
@@ -455,21 +460,14 @@ VECTOR_OPERATIONS: dict[str, Callable[..., Any]] = {
     "each_row": lambda operands, row: tuple(data + row * step for data, step in operands),
     "load": lambda p, i: Vector(p.read(i, p.lanes)),
     "load_masked": _load_masked,
-    "load_each": lambda pointers, i: tuple(Vector(p.read(i, p.lanes)) for p in pointers),
-    "load_each_masked": lambda pointers, i, mask, fill: tuple(_load_masked(p, i, mask, fill) for p in pointers),
-    "load_one": lambda p, i: _one(p, i),
-    "load_one_each": lambda pointers, i: tuple(_one(p, i) for p in pointers),
+    "load_one": _one,
     "store": lambda p, i, v: p.write(i, v.lanes),
     "store_masked": _store_masked,
-    "store_each": _stores_each(lambda p, i, v: p.write(i, v.lanes)),
-    "store_each_masked": _stores_each(_store_masked),
     "store_streaming": _store_streaming,
-    "store_one": lambda p, i, x: _store_one(p, i, x),
-    "store_one_each": _stores_each(lambda p, i, x: _store_one(p, i, x)),
+    "store_one": _store_one,
     "transpose_block_in": _transpose_in,
     "transpose_block_out": _transpose_out,
     "full": lambda p, value: Vector(lanes_of(value, _zeros(p))),
-    "full_each": lambda pointers, value: tuple(Vector(lanes_of(value, _zeros(p))) for p in pointers),
     "like": lambda v, value: Vector(lanes_of(value, v)),
     "number": lambda p, value: p.element.type(value),
     "first": lambda p, count: Vector(np.arange(p.lanes) < int(count)),
@@ -492,7 +490,6 @@ VECTOR_OPERATIONS: dict[str, Callable[..., Any]] = {
     "power_of": lambda v: Vector((v.lanes.view(f"i{v.bits // 8}") << MANTISSA[v.bits]).view(v.lanes.dtype)),
     "first_lane": lambda v: v.lanes[0],
     "reduce_add": lambda v: _folded(v.lanes, operator.add),
-    "reduce_add_each": lambda vectors: tuple(_folded(v.lanes, operator.add) for v in vectors),
     "reduce_add_wide": lambda v, w: _folded(v.lanes.astype(np.float64) + w.lanes, operator.add),
     "reduce_max": lambda v: _folded(v.lanes, _maximum),
     "progression": _progression,
@@ -501,17 +498,20 @@ VECTOR_OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _one(p: CheckedPointer, i: int) -> Any:
-    """An element as a number; an integer has all its bits, whatever the precision of the kernel's vectors."""
-    return int(p.stored(i, 1)[0]) if p.storage in INDICES else p.read(i, 1)[0]
+def _on_each(one: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda several, *rest: tuple(one(each, *rest) for each in several)
 
 
-def _store_one(p: CheckedPointer, i: int, x: Any) -> None:
-    if p.storage in INDICES:
-        p.stored(i, 1)[0] = int(x)
-    else:
-        p.write(i, np.array([x]).astype(p.element))
+def _on_pairs(store: Callable[..., None]) -> Callable[..., None]:
+    def each(pointers: Sequence[CheckedPointer], i: int, values: Sequence[Any], *mask: Vector) -> None:
+        for p, value in zip(pointers, values, strict=True):
+            store(p, i, value, *mask)
 
+    return each
+
+
+VECTOR_OPERATIONS |= {each: _on_each(VECTOR_OPERATIONS[one]) for one, each in simd.ON_EACH.items()}
+VECTOR_OPERATIONS |= {each: _on_pairs(VECTOR_OPERATIONS[one]) for one, each in simd.ON_PAIRS.items()}
 
 _callbacks: list[Any] = []  # kept, since plans hold their addresses
 

@@ -131,3 +131,10 @@ def interleave_words(a: Vector, b: Vector, c: Vector, d: Vector) -> Vector: ...
 
 
 only_compiled(globals())
+
+# Operations on tuples, by what they do with each element, and with each pair of a pointer and a value.
+ON_EACH = {
+    "load": "load_each", "load_masked": "load_each_masked", "load_one": "load_one_each", "full": "full_each",
+    "reduce_add": "reduce_add_each",
+}  # fmt: skip
+ON_PAIRS = {"store": "store_each", "store_masked": "store_each_masked", "store_one": "store_one_each"}

@@ -16,12 +16,16 @@ from opgrad.cpu.compiler.lowering.operations import (
     VectorType,
     constant,
     defines,
+    element_of,
+    emits,
     has,
     integers,
     intrinsic,
+    lanes_of,
+    same,
+    shuffled,
     splat,
 )
-from opgrad.cpu.compiler.lowering.vectors import element_of, for_each
 
 
 def in_lanes(context: Any, builder: Any, kind: VectorType, values: Sequence[Any], types_: Sequence[Any]) -> list[Any]:
@@ -45,10 +49,6 @@ def lifted(operation: Any, result: Callable[[VectorType], VectorType], emit_pair
             return emit_pair(builder, kind, *in_lanes(context, builder, kind, (x, y), (a, b)))
 
         return result(kind), emit
-
-
-def same(kind: VectorType) -> VectorType:
-    return kind
 
 
 def mask_of(kind: VectorType) -> VectorType:
@@ -139,20 +139,10 @@ def _(mask: Any, a: Any, b: Any) -> Any:
     return kind, emit
 
 
-def unary(operation: Any, name: str) -> None:
-    @defines(operation)
-    def _(v: Any) -> Any:
-        return v, lambda context, builder, x: intrinsic(builder, name, v.llvm, [x])
-
-
-unary(simd.round_even, "llvm.rint")
-unary(simd.absolute, "llvm.fabs")
-unary(simd.sqrt, "llvm.sqrt")
-
-
-@defines(simd.copy_sign)
-def _(v: Any, sign: Any) -> Any:
-    return v, lambda context, builder, x, s: intrinsic(builder, "llvm.copysign", v.llvm, [x, s])
+for operation, name in {
+    simd.round_even: "llvm.rint", simd.absolute: "llvm.fabs", simd.sqrt: "llvm.sqrt", simd.copy_sign: "llvm.copysign"
+}.items():  # fmt: skip
+    emits(operation, same)(lambda builder, v, *values, name=name: intrinsic(builder, name, v.llvm, list(values)))
 
 
 MANTISSA = {"f32": 23, "f64": 52}
@@ -162,55 +152,50 @@ SQRT_HALF = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}
 
 def _power(builder: Any, v: VectorType, n: Any) -> Any:
     """2**n for integer lanes n inside the normal range."""
-    word = v.of("i" + v.element[1:])
+    word = v.word()
     biased = builder.add(n, constant(word, BIAS[v.element]))
     return builder.bitcast(builder.shl(biased, constant(word, MANTISSA[v.element])), v.llvm)
 
 
 def _has_scalef(v: VectorType) -> bool:
     """Whether the vector is two registers of AVX-512, which has an instruction for v * 2**n."""
-    return has("avx512f") and v.lanes * int(v.element[1:]) == 1024
+    return has("avx512f") and v.lanes * v.bits == 1024
 
 
-@defines(simd.scales_at_once)
-def _(v: Any) -> Any:
-    return types.boolean, lambda context, builder, x: I1(_has_scalef(v))
+emits(simd.scales_at_once, types.boolean)(lambda builder, v, x: I1(_has_scalef(v)))
 
 
-@defines(simd.scale_by_power)
-def _(v: Any, n: Any) -> Any:
-    word = v.of("i" + v.element[1:])
-    bits = int(v.element[1:])
+@emits(simd.scale_by_power, same)
+def _(builder: Any, v: VectorType, x: Any, n: Any) -> Any:
+    return (_scalef if _has_scalef(v) else _by_halves)(builder, v, x, n)
 
-    def halves(builder: Any, x: Any, n: Any) -> Any:
-        """Two multiplications, so that neither power leaves the normal range and denormals are rounded."""
-        whole = builder.fptosi(n, word.llvm)
-        half = builder.ashr(whole, constant(word, 1))
-        x = builder.fmul(x, _power(builder, v, half))
-        return builder.fmul(x, _power(builder, v, builder.sub(whole, half)))
 
-    def scalef(builder: Any, x: Any, n: Any) -> Any:
-        """AVX-512's one instruction for it, on registers of 512 bits."""
-        lanes = 512 // bits
-        part = ir.VectorType(ELEMENT[v.element], lanes)
-        suffix = "ps.512" if bits == 32 else "pd.512"
-        every = ir.Constant(ir.IntType(lanes), -1)
-        current_rounding = I32(4)
-        pieces = []
-        for start in range(0, v.lanes, lanes):
-            pick = ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes)))
-            a, b = (builder.shuffle_vector(t, ir.Constant(v.llvm, ir.Undefined), pick) for t in (x, n))
-            arguments = [a, b, ir.Constant(part, None), every, current_rounding]
-            pieces.append(intrinsic(builder, "llvm.x86.avx512.mask.scalef", part, arguments, suffix))
-        join = ir.Constant(ir.VectorType(I32, v.lanes), list(range(v.lanes)))
-        return builder.shuffle_vector(*pieces, join)
+def _by_halves(builder: Any, v: VectorType, x: Any, n: Any) -> Any:
+    """Two multiplications, so that neither power leaves the normal range and denormals are rounded."""
+    word = v.word()
+    whole = builder.fptosi(n, word.llvm)
+    half = builder.ashr(whole, constant(word, 1))
+    x = builder.fmul(x, _power(builder, v, half))
+    return builder.fmul(x, _power(builder, v, builder.sub(whole, half)))
 
-    return v, lambda context, builder, x, n: (scalef if _has_scalef(v) else halves)(builder, x, n)
+
+def _scalef(builder: Any, v: VectorType, x: Any, n: Any) -> Any:
+    """AVX-512's one instruction for it, on registers of 512 bits."""
+    lanes = 512 // v.bits
+    part = ir.VectorType(ELEMENT[v.element], lanes)
+    every, current_rounding = ir.Constant(ir.IntType(lanes), -1), I32(4)
+    pieces = []
+    for start in range(0, v.lanes, lanes):
+        a, b = (lanes_of(builder, t, range(start, start + lanes)) for t in (x, n))
+        arguments = [a, b, ir.Constant(part, None), every, current_rounding]
+        suffix = "ps.512" if v.bits == 32 else "pd.512"
+        pieces.append(intrinsic(builder, "llvm.x86.avx512.mask.scalef", part, arguments, suffix))
+    return shuffled(builder, *pieces, range(v.lanes))
 
 
 def _split(builder: Any, v: VectorType, x: Any) -> tuple[Any, Any]:
     """(exponent as integer lanes, mantissa in [sqrt(1/2), sqrt(2)))."""
-    word = v.of("i" + v.element[1:])
+    word = v.word()
     bits = builder.bitcast(x, word.llvm)
     above = builder.sub(bits, constant(word, SQRT_HALF[v.element]))
     exponent = builder.ashr(above, constant(word, MANTISSA[v.element]))
@@ -218,14 +203,15 @@ def _split(builder: Any, v: VectorType, x: Any) -> tuple[Any, Any]:
     return exponent, builder.bitcast(mantissa, v.llvm)
 
 
-@defines(simd.exponent_of)
-def _(v: Any) -> Any:
-    return v, lambda context, builder, x: builder.sitofp(_split(builder, v, x)[0], v.llvm)
+emits(simd.exponent_of, same)(lambda builder, v, x: builder.sitofp(_split(builder, v, x)[0], v.llvm))
+emits(simd.mantissa_of, same)(lambda builder, v, x: _split(builder, v, x)[1])
 
 
-@defines(simd.mantissa_of)
-def _(v: Any) -> Any:
-    return v, lambda context, builder, x: _split(builder, v, x)[1]
+@emits(simd.power_of, same)
+def _(builder: Any, v: VectorType, x: Any) -> Any:
+    """The exponent's bits stand lowest; the rest is shifted out."""
+    bits = builder.bitcast(x, v.word().llvm)
+    return builder.bitcast(builder.shl(bits, constant(v.word(), MANTISSA[v.element])), v.llvm)
 
 
 def fold(builder: Any, v: VectorType, x: Any, combine: Callable[..., Any]) -> Any:
@@ -233,72 +219,36 @@ def fold(builder: Any, v: VectorType, x: Any, combine: Callable[..., Any]) -> An
     lanes = v.lanes
     while lanes > 1:
         lanes //= 2
-        undefined = ir.Constant(x.type, ir.Undefined)
-        index = ir.VectorType(I32, lanes)
-        low = builder.shuffle_vector(x, undefined, ir.Constant(index, list(range(lanes))))
-        high = builder.shuffle_vector(x, undefined, ir.Constant(index, list(range(lanes, 2 * lanes))))
-        x = combine(builder, v, low, high)
+        x = combine(builder, v, lanes_of(builder, x, range(lanes)), lanes_of(builder, x, range(lanes, 2 * lanes)))
     return builder.extract_element(x, I32(0))
 
 
-@defines(simd.reduce_add)
-def _(v: Any) -> Any:
-    return SCALAR[v.element], lambda context, builder, x: fold(builder, v, x, arithmetic("fadd", "add"))
+def scalar_of(v: VectorType) -> Any:
+    return SCALAR[v.element]
 
 
-for_each(simd.reduce_add_each, simd.reduce_add)
+emits(simd.first_lane, scalar_of)(lambda builder, v, x: builder.extract_element(x, I32(0)))
+emits(simd.reduce_add, scalar_of)(lambda builder, v, x: fold(builder, v, x, arithmetic("fadd", "add")))
+emits(simd.reduce_max, scalar_of)(lambda builder, v, x: fold(builder, v, x, _maximum))
 
 
-@defines(simd.reduce_max)
-def _(v: Any) -> Any:
-    return SCALAR[v.element], lambda context, builder, x: fold(builder, v, x, _maximum)
-
-
-@defines(simd.power_of)
-def _(v: Any) -> Any:
-    word = v.of("i" + v.element[1:])
-
-    def emit(context: Any, builder: Any, x: Any) -> Any:
-        """The exponent's bits stand lowest; the rest is shifted out."""
-        bits = builder.bitcast(x, word.llvm)
-        return builder.bitcast(builder.shl(bits, constant(word, MANTISSA[v.element])), v.llvm)
-
-    return v, emit
-
-
-@defines(simd.reduce_add_wide)
-def _(v: Any, w: Any) -> Any:
+@emits(simd.reduce_add_wide, types.float64)
+def _(builder: Any, v: VectorType, *values: Any) -> Any:
     wide = v.of("f64")
-
-    def emit(context: Any, builder: Any, *values: Any) -> Any:
-        if v.element != "f64":
-            values = tuple(builder.fpext(x, wide.llvm) for x in values)
-        return fold(builder, wide, builder.fadd(*values), arithmetic("fadd", "add"))
-
-    return SCALAR["f64"], emit
-
-
-@defines(simd.first_lane)
-def _(v: Any) -> Any:
-    return SCALAR[v.element], lambda context, builder, x: builder.extract_element(x, I32(0))
+    if v.element != "f64":
+        values = tuple(builder.fpext(x, wide.llvm) for x in values)
+    return fold(builder, wide, builder.fadd(*values), arithmetic("fadd", "add"))
 
 
 for name, instruction in {"and_": "and_", "or_": "or_", "xor": "xor", "rshift": "lshr"}.items():
     lifted(getattr(operator, name), same, arithmetic(instruction, instruction))
 
 
-@defines(simd.progression)
-def _(p: Any, start: Any, step: Any) -> Any:
+@emits(simd.progression, lambda p: VectorType("i64", p.lanes // 4), types.int64, types.int64)
+def _(builder: Any, p: Any, base: Any, start: Any, step: Any) -> Any:
     kind = VectorType("i64", p.lanes // 4)
-
-    def emit(context: Any, builder: Any, base: Any, first: Any, by: Any) -> Any:
-        first, by = (
-            splat(builder, kind.lanes, context.cast(builder, x, t, types.int64))
-            for x, t in ((first, start), (by, step))
-        )
-        return builder.add(first, builder.mul(integers(kind, range(kind.lanes)), by))
-
-    return kind, emit
+    first, by = (splat(builder, kind.lanes, x) for x in (start, step))
+    return builder.add(first, builder.mul(integers(kind, range(kind.lanes)), by))
 
 
 def _word_product(builder: Any, kind: VectorType, x: Any, y: Any) -> Any:
@@ -309,20 +259,12 @@ def _word_product(builder: Any, kind: VectorType, x: Any, y: Any) -> Any:
 lifted(simd.word_product, same, _word_product)
 
 
-@defines(simd.interleave_words)
-def _(a: Any, b: Any, c: Any, d: Any) -> Any:
-    result = VectorType("i32", 4 * a.lanes)
-
-    def shuffle(builder: Any, x: Any, y: Any, pick: list[int]) -> Any:
-        return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, len(pick)), pick))
-
-    def emit(context: Any, builder: Any, *vectors: Any) -> Any:
-        # Words are shuffled, not masked: LLVM computes the lower half of a product a second time if the product is
-        # masked.
-        words = [builder.bitcast(v, ir.VectorType(I32, 2 * a.lanes)) for v in vectors]
-        lower = [half * 2 * a.lanes + 2 * lane for lane in range(a.lanes) for half in (0, 1)]
-        pairs = [builder.bitcast(shuffle(builder, *two, lower), a.llvm) for two in (words[:2], words[2:])]
-        turns = [half * a.lanes + lane for lane in range(a.lanes) for half in (0, 1)]
-        return builder.bitcast(shuffle(builder, *pairs, turns), result.llvm)
-
-    return result, emit
+@emits(simd.interleave_words, lambda a: VectorType("i32", 4 * a.lanes))
+def _(builder: Any, a: VectorType, *vectors: Any) -> Any:
+    # Words are shuffled, not masked: LLVM computes the lower half of a product a second time if the product is
+    # masked.
+    words = [builder.bitcast(v, ir.VectorType(I32, 2 * a.lanes)) for v in vectors]
+    lower = [half * 2 * a.lanes + 2 * lane for lane in range(a.lanes) for half in (0, 1)]
+    pairs = [builder.bitcast(shuffled(builder, *two, lower), a.llvm) for two in (words[:2], words[2:])]
+    turns = [half * a.lanes + lane for lane in range(a.lanes) for half in (0, 1)]
+    return builder.bitcast(shuffled(builder, *pairs, turns), ir.VectorType(I32, 4 * a.lanes))

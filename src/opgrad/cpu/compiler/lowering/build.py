@@ -359,7 +359,7 @@ def _choose(helper: Callable[..., Any]) -> None:
     @overload(helper, strict=False, jit_options=OPTIONS)
     def _(*arguments: Any) -> Any:
         kind = next(a for a in arguments if isinstance(a, VectorType))
-        return helper(int(kind.element[1:]))
+        return helper(kind.bits)
 
 
 def register_helpers() -> None:

@@ -17,6 +17,7 @@ from opgrad.cpu.compiler.lowering.operations import (
     has,
     intrinsic,
     is_x86,
+    lanes_of,
 )
 
 
@@ -138,7 +139,7 @@ def float_to_bfloat(builder: Any, v: Any, lanes: int) -> Any:
     if lanes != 32 or not has("avx512bf16"):
         return _float_to_bfloat(builder, v, lanes)
     result = cgutils.alloca_once(builder, ir.VectorType(I16, lanes))
-    halves = [part_of(builder, v, start, 16) for start in (0, 16)]
+    halves = [lanes_of(builder, v, range(start, start + 16)) for start in (0, 16)]
     only_denormal = I32(0x20)
     masks = [
         intrinsic(builder, "llvm.x86.avx512.fpclass", ir.VectorType(I1, 16), [half, only_denormal], "ps.512")
@@ -153,12 +154,6 @@ def float_to_bfloat(builder: Any, v: Any, lanes: int) -> Any:
             packed = intrinsic(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16", kind, halves[::-1], "512")
             builder.store(builder.bitcast(packed, ir.VectorType(I16, lanes)), result)
     return builder.load(result)
-
-
-def part_of(builder: Any, v: Any, start: int, lanes: int) -> Any:
-    """`lanes` neighbouring lanes of a vector."""
-    pick = ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes)))
-    return builder.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), pick)
 
 
 def _float_to_bfloat(builder: Any, v: Any, lanes: int) -> Any:

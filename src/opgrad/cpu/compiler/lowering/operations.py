@@ -1,10 +1,12 @@
 """Defines, for each operation of opgrad.cpu.compiler.simd and opgrad.cpu.compiler.words, its Numba type and LLVM code.
 
-Each `@defines(operation)` function takes the Numba types of the arguments and returns the type of the result with a
-function that emits the LLVM instructions.
+A `@defines(operation)` function takes the Numba types of the arguments and returns the type of the result with a
+function that emits the LLVM instructions. Where the first argument's type decides, `@emits(operation, result)`
+decorates the function that emits them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from llvmlite import ir
@@ -57,12 +59,16 @@ class VectorType(types.Type):
     """`lanes` numbers of kind f32, f64, i32, i64, or i1 (a mask)."""
 
     def __init__(self, element: str, lanes: int):
-        self.element, self.lanes = element, lanes
+        self.element, self.lanes, self.bits = element, lanes, int(element[1:])
         self.llvm = ir.VectorType(ELEMENT[element], lanes)
         super().__init__(f"Vector({element}, {lanes})")
 
     def of(self, element: str) -> "VectorType":
         return VectorType(element, self.lanes)
+
+    def word(self) -> "VectorType":
+        """Integers as wide."""
+        return self.of(f"i{self.bits}")
 
 
 @register_model(PointerType)
@@ -96,6 +102,47 @@ def defines(operation: Callable[..., Any], literal: bool = False) -> Callable[[C
     return register
 
 
+# What an argument is cast to, beside a type: an element of the first argument's vectors, or such a number for Numba.
+LANE, NUMBER = "lane", "number"
+
+
+def emits(
+    operation: Callable[..., Any], result: Any, *casts: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give `operation` the code that emit(builder, kind, *values) makes; kind: the type of the first argument.
+
+    result: the type of the result, or the function that gives it for `kind`. casts: of each argument behind the first
+    one the type to which it is cast, LANE, NUMBER, or None.
+    """
+
+    def register(emit: Callable[..., Any]) -> Callable[..., Any]:
+        @defines(operation)
+        def _(kind: Any = None, *kinds: Any) -> Any:
+            def code(context: Any, builder: Any, *values: Any) -> Any:
+                others = zip_longest(values[1:], kinds, casts)
+                return emit(builder, kind, *values[:1], *(_cast(context, builder, kind, *other) for other in others))
+
+            return result if isinstance(result, types.Type) else result(kind), code
+
+        return emit
+
+    return register
+
+
+def _cast(context: Any, builder: Any, kind: Any, value: Any, given: Any, wanted: Any) -> Any:
+    if wanted is None:
+        return value
+    if wanted == LANE:
+        return element_of(context, builder, value, given, kind.element)
+    return context.cast(builder, value, given, SCALAR[kind.element] if wanted == NUMBER else wanted)
+
+
+def element_of(context: Any, builder: Any, value: Any, kind: Any, element: str) -> Any:
+    """A number of Numba type `kind` as an LLVM scalar for lanes of `element`."""
+    number = context.cast(builder, value, kind, SCALAR[element])
+    return builder.trunc(number, I32) if element == "i32" else number
+
+
 def definition(operation: Callable[..., Any], kinds: Any) -> Any:
     return next((found for define in DEFINITIONS[operation] if (found := define(*kinds)) is not None), None)
 
@@ -118,6 +165,11 @@ def _register_operation(operation: Callable[..., Any], literal: bool) -> None:
     lower_builtin(operation, types.VarArg(types.Any))(emit)
 
 
+def same(kind: Any) -> Any:
+    """The result's type where it is the first argument's."""
+    return kind
+
+
 def constant(kind: VectorType, value: float) -> ir.Constant:
     return ir.Constant(kind.llvm, [value] * kind.lanes)
 
@@ -129,8 +181,17 @@ def integers(kind: VectorType, values: Any) -> ir.Constant:
 def splat(builder: Any, lanes: int, value: Any) -> Any:
     """A vector with the value in each of so many lanes."""
     undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
-    one = builder.insert_element(undefined, value, I32(0))
-    return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+    return shuffled(builder, builder.insert_element(undefined, value, I32(0)), undefined, [0] * lanes)
+
+
+def shuffled(builder: Any, a: Any, b: Any, pick: Sequence[int]) -> Any:
+    """The vector of these lanes of two vectors, those of the second counted on behind those of the first."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(pick)), list(pick)))
+
+
+def lanes_of(builder: Any, v: Any, pick: Sequence[int]) -> Any:
+    """The vector of these lanes of a vector."""
+    return shuffled(builder, v, ir.Constant(v.type, ir.Undefined), pick)
 
 
 def mangled(kind: Any) -> str:

@@ -15,17 +15,23 @@ from opgrad.cpu.compiler.lowering.operations import (
     I1,
     I32,
     I64,
+    LANE,
+    NUMBER,
     SCALAR,
     PointerType,
     VectorType,
     at,
     defines,
     definition,
+    emits,
     has,
     integers,
     intrinsic,
     is_x86,
+    lanes_of,
     mangled,
+    same,
+    shuffled,
     splat,
 )
 from opgrad.cpu.compiler.words import CACHE_LINE
@@ -78,7 +84,7 @@ def load_first(builder: Any, addresses: list[Any], kind: ir.VectorType, size: in
                 for address in addresses
             ]
             pairs = zip(values, loaded, strict=True)
-            taken = [builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(I32, len(up)), up)) for pair in pairs]
+            taken = [shuffled(builder, *pair, up) for pair in pairs]
             inside = builder.block
         values = joined(builder, kind, [(skipped, before), (taken, inside)])
     return values
@@ -95,18 +101,16 @@ def store_first(builder: Any, values: list[Any], addresses: list[Any], size: int
         for value, address in zip(values, addresses, strict=True):
             _store(builder, value, address, mask)
         return
-    undefined = ir.Constant(kind, ir.Undefined)
     for piece in reversed(_pieces(kind.count)):
         before, skipped = builder.block, values
         with _if_counted(builder, count, piece):
             begin = builder.and_(count, count.type(-2 * piece))
-            low = ir.Constant(ir.VectorType(I32, piece), list(range(piece)))
-            down = ir.Constant(ir.VectorType(I32, kind.count), [*range(piece, kind.count), *range(piece)])
+            down = [*range(piece, kind.count), *range(piece)]
             taken = []
             for value, address in zip(values, addresses, strict=True):
-                stored = builder.shuffle_vector(value, undefined, low)
+                stored = lanes_of(builder, value, range(piece))
                 builder.store(stored, _element(builder, address, kind, begin, stored.type), align=1)
-                taken.append(builder.shuffle_vector(value, undefined, down))
+                taken.append(lanes_of(builder, value, down))
             inside = builder.block
         values = joined(builder, kind, [(skipped, before), (taken, inside)])
 
@@ -141,8 +145,7 @@ def _if_counted(builder: Any, count: Any, piece: int) -> Any:
 
 def _widened(builder: Any, part: Any, lanes: int) -> Any:
     """A vector of which the first lanes are those of the part."""
-    pick = [*range(part.type.count), *[0] * (lanes - part.type.count)]
-    return builder.shuffle_vector(part, part, ir.Constant(ir.VectorType(I32, lanes), pick))
+    return shuffled(builder, part, part, [*range(part.type.count), *[0] * (lanes - part.type.count)])
 
 
 def _in_words(size: int) -> bool:
@@ -206,19 +209,14 @@ def vector_of(p: PointerType) -> VectorType:
     return VectorType(p.element, p.lanes)
 
 
-@defines(simd.lanes)
-def _(p: Any) -> Any:
-    return types.int64, lambda context, builder, base: I64(p.lanes)
-
-
-@defines(simd.line)
-def _(p: Any) -> Any:
-    return types.int64, lambda context, builder, base: I64(CACHE_LINE // p.size)
-
-
-@defines(simd.is_fine)
-def _(p: Any) -> Any:
-    return types.boolean, lambda context, builder, base: I1(p.size * 8 >= p.bits)
+emits(simd.lanes, types.int64)(lambda builder, p, base: I64(p.lanes))
+emits(simd.line, types.int64)(lambda builder, p, base: I64(CACHE_LINE // p.size))
+emits(simd.is_fine, types.boolean)(lambda builder, p, base: I1(p.size * 8 >= p.bits))
+emits(simd.at_byte, same, types.int64)(lambda builder, p, base, offset: builder.gep(base, [offset]))
+emits(simd.address_of, types.int64)(lambda builder, p, base: builder.ptrtoint(base, I64))
+emits(simd.number, lambda p: SCALAR[p.element], NUMBER)(lambda builder, p, base, x: x)
+emits(simd.full, vector_of, LANE)(lambda builder, p, base, x: splat(builder, p.lanes, x))
+emits(simd.like, same, LANE)(lambda builder, v, like, x: splat(builder, v.lanes, x))
 
 
 @defines(operator.add)
@@ -232,30 +230,68 @@ def _(p: Any, i: Any) -> Any:
     return p, emit
 
 
-@defines(simd.at_byte)
-def _(p: Any, offset: Any) -> Any:
-    return p, lambda context, builder, base, i: builder.gep(base, [context.cast(builder, i, offset, types.int64)])
+@emits(simd.load, vector_of)
+def _(builder: Any, p: Any, base: Any, i: Any) -> Any:
+    address = at(builder, p, base, i, ir.VectorType(p.memory, p.lanes))
+    return widen(builder, p, builder.load(address, align=1), p.lanes)
 
 
-@defines(simd.load)
-def _(p: Any, i: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
-        address = at(builder, p, base, i, ir.VectorType(p.memory, p.lanes))
-        return widen(builder, p, builder.load(address, align=1), p.lanes)
-
-    return vector_of(p), emit
+@emits(simd.load_masked, vector_of, None, None, LANE)
+def _(builder: Any, p: Any, base: Any, i: Any, mask: Any, fill: Any) -> Any:
+    kind = ir.VectorType(p.memory, p.lanes)
+    loaded = masked_load(builder, at(builder, p, base, i, kind), kind, p.size, mask)
+    return builder.select(mask, widen(builder, p, loaded, p.lanes), splat(builder, p.lanes, fill))
 
 
-@defines(simd.load_masked)
-def _(p: Any, i: Any, mask: Any, fill: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, i: Any, mask: Any, fill_value: Any) -> Any:
-        kind = ir.VectorType(p.memory, p.lanes)
-        address = at(builder, p, base, i, kind)
-        wide = widen(builder, p, masked_load(builder, address, kind, p.size, mask), p.lanes)
-        other = splat(builder, p.lanes, element_of(context, builder, fill_value, fill, p.element))
-        return builder.select(mask, wide, other)
+@emits(simd.load_one, lambda p: SCALAR[p.element])
+def _(builder: Any, p: Any, base: Any, i: Any) -> Any:
+    if p.element[0] == "i":
+        whole = builder.load(at(builder, p, base, i, p.memory), align=1)
+        return builder.sext(whole, I64) if p.size < 8 else whole
+    value = builder.load(at(builder, p, base, i, ir.VectorType(p.memory, 1)), align=1)
+    return builder.extract_element(widen(builder, p, value, 1), I32(0))
 
-    return vector_of(p), emit
+
+@emits(simd.store, types.none)
+def _(builder: Any, p: Any, base: Any, i: Any, v: Any) -> None:
+    value = narrow(builder, p, v, p.lanes)
+    builder.store(value, at(builder, p, base, i, value.type), align=1)
+
+
+@emits(simd.store_streaming, types.none)
+def _(builder: Any, p: Any, base: Any, i: Any, v: Any) -> None:
+    value = narrow(builder, p, v, p.lanes)
+    aligned = min(CACHE_LINE, p.lanes * p.size)
+    instruction = builder.store(value, at(builder, p, base, i, value.type), align=aligned)
+    instruction.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+
+
+@emits(simd.store_masked, types.none)
+def _(builder: Any, p: Any, base: Any, i: Any, v: Any, mask: Any) -> None:
+    value = narrow(builder, p, v, p.lanes)
+    masked_store(builder, value, at(builder, p, base, i, value.type), p.size, mask)
+
+
+@emits(simd.store_one, types.none, None, NUMBER)
+def _(builder: Any, p: Any, base: Any, i: Any, number: Any) -> None:
+    if p.element[0] == "i":
+        whole = builder.trunc(number, p.memory) if p.size < 8 else number
+        builder.store(whole, at(builder, p, base, i, p.memory), align=1)
+        return
+    one = ir.VectorType(ELEMENT[p.element], 1)
+    vector = builder.insert_element(ir.Constant(one, ir.Undefined), number, I32(0))
+    stored = narrow(builder, p, vector, 1)
+    builder.store(stored, at(builder, p, base, i, stored.type), align=1)
+
+
+def _row_of(operand: Any, row: int) -> Any:
+    """The pointer to a row of one operand."""
+
+
+@emits(_row_of, lambda operand: operand[0])
+def _(builder: Any, operand: Any, given: Any, row: Any) -> Any:
+    data, step = cgutils.unpack_tuple(builder, given, 2)
+    return builder.gep(data, [builder.mul(builder.mul(row, step), I64(operand[0].size))])
 
 
 def for_each(operation: Any, one: Any) -> None:
@@ -274,69 +310,6 @@ def for_each(operation: Any, one: Any) -> None:
         return result, emit
 
 
-def _row_of(operand: Any, row: int) -> Any:
-    """The pointer to a row of one operand."""
-
-
-@defines(_row_of)
-def _(operand: Any, row: Any) -> Any:
-    def emit(context: Any, builder: Any, given: Any, row: Any) -> Any:
-        data, step = cgutils.unpack_tuple(builder, given, 2)
-        return builder.gep(data, [builder.mul(builder.mul(row, step), I64(operand[0].size))])
-
-    return operand[0], emit
-
-
-for_each(simd.load_each, simd.load)
-for_each(simd.load_each_masked, simd.load_masked)
-for_each(simd.each_row, _row_of)
-
-
-@defines(simd.load_one)
-def _(p: Any, i: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
-        if p.element[0] == "i":
-            whole = builder.load(at(builder, p, base, i, p.memory), align=1)
-            return builder.sext(whole, I64) if p.size < 8 else whole
-        one = ir.VectorType(p.memory, 1)
-        value = builder.load(at(builder, p, base, i, one), align=1)
-        return builder.extract_element(widen(builder, p, value, 1), I32(0))
-
-    return SCALAR[p.element], emit
-
-
-for_each(simd.load_one_each, simd.load_one)
-
-
-@defines(simd.store)
-def _(p: Any, i: Any, v: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, i: Any, v: Any) -> None:
-        value = narrow(builder, p, v, p.lanes)
-        builder.store(value, at(builder, p, base, i, value.type), align=1)
-
-    return types.none, emit
-
-
-@defines(simd.store_streaming)
-def _(p: Any, i: Any, v: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, i: Any, v: Any) -> None:
-        value = narrow(builder, p, v, p.lanes)
-        aligned = min(CACHE_LINE, p.lanes * p.size)
-        instruction = builder.store(value, at(builder, p, base, i, value.type), align=aligned)
-        instruction.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
-
-    return types.none, emit
-
-
-@defines(simd.store_masked)
-def _(p: Any, i: Any, v: Any, mask: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, i: Any, v: Any, mask: Any) -> None:
-        value = narrow(builder, p, v, p.lanes)
-        masked_store(builder, value, at(builder, p, base, i, value.type), p.size, mask)
-
-    return types.none, emit
-
-
 def store_several(operation: Any, one: Any) -> None:
     """Define an operation on a tuple of pointers and one of vectors: it applies `one` to each pair."""
 
@@ -352,61 +325,31 @@ def store_several(operation: Any, one: Any) -> None:
         return types.none, emit
 
 
-store_several(simd.store_each, simd.store)
-store_several(simd.store_each_masked, simd.store_masked)
+for_each(simd.each_row, _row_of)
+for one, each in simd.ON_EACH.items():
+    for_each(getattr(simd, each), getattr(simd, one))
+for one, each in simd.ON_PAIRS.items():
+    store_several(getattr(simd, each), getattr(simd, one))
 
 
-@defines(simd.store_one)
-def _(p: Any, i: Any, x: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, i: Any, value: Any) -> None:
-        number = context.cast(builder, value, x, SCALAR[p.element])
-        if p.element[0] == "i":
-            whole = builder.trunc(number, p.memory) if p.size < 8 else number
-            builder.store(whole, at(builder, p, base, i, p.memory), align=1)
-            return
-        one = ir.VectorType(ELEMENT[p.element], 1)
-        vector = builder.insert_element(ir.Constant(one, ir.Undefined), number, I32(0))
-        stored = narrow(builder, p, vector, 1)
-        builder.store(stored, at(builder, p, base, i, stored.type), align=1)
-
-    return types.none, emit
+@emits(simd.to_line, types.int64)
+def _(builder: Any, p: Any, base: Any, i: Any) -> Any:
+    address = builder.ptrtoint(builder.gep(base, [builder.mul(i, I64(p.size))]), I64)
+    bytes_left = builder.and_(builder.neg(address), I64(CACHE_LINE - 1))
+    whole = builder.icmp_unsigned("==", builder.urem(bytes_left, I64(p.size)), I64(0))
+    return builder.select(whole, builder.udiv(bytes_left, I64(p.size)), I64(-1))
 
 
-store_several(simd.store_one_each, simd.store_one)
+@emits(simd.prefetch, types.none)
+def _(builder: Any, p: Any, base: Any, i: Any) -> None:
+    start = builder.gep(base, [builder.add(builder.mul(i, I64(p.size)), I64(CACHE_LINE - p.size))])
+    for line in range(0, p.lanes * p.size, CACHE_LINE):
+        _ask_for(builder, builder.gep(start, [I64(line)]))
 
 
-@defines(simd.to_line)
-def _(p: Any, i: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
-        address = builder.ptrtoint(builder.gep(base, [builder.mul(i, I64(p.size))]), I64)
-        bytes_left = builder.and_(builder.neg(address), I64(CACHE_LINE - 1))
-        whole = builder.icmp_unsigned("==", builder.urem(bytes_left, I64(p.size)), I64(0))
-        return builder.select(whole, builder.udiv(bytes_left, I64(p.size)), I64(-1))
-
-    return types.int64, emit
-
-
-@defines(simd.address_of)
-def _(p: Any) -> Any:
-    return types.int64, lambda context, builder, base: builder.ptrtoint(base, I64)
-
-
-@defines(simd.prefetch)
-def _(p: Any, i: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, i: Any) -> None:
-        start = builder.gep(base, [builder.add(builder.mul(i, I64(p.size)), I64(CACHE_LINE - p.size))])
-        for line in range(0, p.lanes * p.size, CACHE_LINE):
-            _ask_for(builder, builder.gep(start, [I64(line)]))
-
-    return types.none, emit
-
-
-@defines(simd.prefetch_line)
-def _(p: Any, i: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, i: Any) -> None:
-        _ask_for(builder, builder.gep(base, [builder.mul(i, I64(p.size))]))
-
-    return types.none, emit
+@emits(simd.prefetch_line, types.none)
+def _(builder: Any, p: Any, base: Any, i: Any) -> None:
+    _ask_for(builder, builder.gep(base, [builder.mul(i, I64(p.size))]))
 
 
 def _ask_for(builder: Any, address: Any) -> None:
@@ -414,52 +357,20 @@ def _ask_for(builder: Any, address: Any) -> None:
     intrinsic(builder, "llvm.prefetch", ir.VoidType(), [address, read, keep_in_l2, data], "p0")
 
 
-@defines(simd.full)
-def _(p: Any, value: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, x: Any) -> Any:
-        return splat(builder, p.lanes, element_of(context, builder, x, value, p.element))
-
-    return vector_of(p), emit
-
-
-for_each(simd.full_each, simd.full)
-
-
-@defines(simd.like)
-def _(v: Any, value: Any) -> Any:
-    def emit(context: Any, builder: Any, _: Any, x: Any) -> Any:
-        return splat(builder, v.lanes, element_of(context, builder, x, value, v.element))
-
-    return v, emit
+@emits(simd.first, lambda p: VectorType("i1", p.lanes))
+def _(builder: Any, p: Any, base: Any, count: Any) -> Any:
+    word = VectorType("i32", p.lanes)
+    small = builder.icmp_signed("<", count, I64(p.lanes))
+    limit = builder.trunc(builder.select(small, count, I64(p.lanes)), I32)
+    negative = builder.icmp_signed("<", count, I64(0))
+    limit = splat(builder, word.lanes, builder.select(negative, I32(0), limit))
+    return builder.icmp_signed("<", integers(word, range(p.lanes)), limit)
 
 
-@defines(simd.number)
-def _(p: Any, value: Any) -> Any:
-    return SCALAR[p.element], lambda context, builder, base, x: context.cast(builder, x, value, SCALAR[p.element])
-
-
-@defines(simd.first)
-def _(p: Any, count: Any) -> Any:
-    def emit(context: Any, builder: Any, base: Any, count: Any) -> Any:
-        word = VectorType("i32", p.lanes)
-        small = builder.icmp_signed("<", count, I64(p.lanes))
-        limit = builder.trunc(builder.select(small, count, I64(p.lanes)), I32)
-        negative = builder.icmp_signed("<", count, I64(0))
-        limit = splat(builder, word.lanes, builder.select(negative, I32(0), limit))
-        return builder.icmp_signed("<", integers(word, range(p.lanes)), limit)
-
-    return VectorType("i1", p.lanes), emit
-
-
-@defines(simd.index)
-def _(p: Any, i: Any) -> Any:
-    kind = VectorType(f"i{p.bits}", p.lanes)
-
-    def emit(context: Any, builder: Any, base: Any, i: Any) -> Any:
-        start = builder.trunc(i, I32) if p.bits == 32 else i
-        return builder.add(splat(builder, kind.lanes, start), integers(kind, range(p.lanes)))
-
-    return kind, emit
+@emits(simd.index, lambda p: VectorType(f"i{p.bits}", p.lanes))
+def _(builder: Any, p: Any, base: Any, i: Any) -> Any:
+    start = builder.trunc(i, I32) if p.bits == 32 else i
+    return builder.add(splat(builder, p.lanes, start), integers(VectorType(f"i{p.bits}", p.lanes), range(p.lanes)))
 
 
 @defines(simd.interleave)
@@ -468,16 +379,10 @@ def _(a: Any, b: Any) -> Any:
 
     def emit(context: Any, builder: Any, first: Any, second: Any) -> Any:
         turns = [side * a.lanes + lane for lane in range(a.lanes) for side in (0, 1)]
-        halves = [ir.Constant(ir.VectorType(I32, a.lanes), part) for part in (turns[: a.lanes], turns[a.lanes :])]
-        return context.make_tuple(builder, result, [builder.shuffle_vector(first, second, pick) for pick in halves])
+        halves = turns[: a.lanes], turns[a.lanes :]
+        return context.make_tuple(builder, result, [shuffled(builder, first, second, pick) for pick in halves])
 
     return result, emit
-
-
-def element_of(context: Any, builder: Any, value: Any, kind: Any, element: str) -> Any:
-    """A number of Numba type `kind` as an LLVM scalar for lanes of `element`."""
-    number = context.cast(builder, value, kind, SCALAR[element])
-    return builder.trunc(number, I32) if element == "i32" else number
 
 
 PART_BITS: Final = 128  # of a register
@@ -503,7 +408,7 @@ def _interleaved(builder: Any, rows: list[Any]) -> list[Any]:
     low = [part * inside + lane // 2 + lane % 2 * size for part in range(size // inside) for lane in range(inside)]
     high, half = [lane + inside // 2 for lane in low], inside // 2
     for _ in range(inside.bit_length() - 1):
-        rows = [_shuffled(builder, rows[i], rows[i + half], pick) for i in range(half) for pick in (low, high)]
+        rows = [shuffled(builder, rows[i], rows[i + half], pick) for i in range(half) for pick in (low, high)]
     return rows
 
 
@@ -513,12 +418,8 @@ def _parts_gathered(builder: Any, rows: list[Any], inside: int) -> list[Any]:
     even = [part * inside + lane for part in range(0, 2 * parts, 2) for lane in range(inside)]
     odd = [lane + inside for lane in even]
     for _ in range(parts.bit_length() - 1):
-        rows = [_shuffled(builder, rows[i], rows[i + 1], pick) for pick in (even, odd) for i in range(0, parts, 2)]
+        rows = [shuffled(builder, rows[i], rows[i + 1], pick) for pick in (even, odd) for i in range(0, parts, 2)]
     return rows
-
-
-def _shuffled(builder: Any, a: Any, b: Any, pick: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(pick)), pick))
 
 
 def row_masks(builder: Any, size: int, rows: Any, columns: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from numba.extending import lower_getattr_generic, lower_setattr_generic, models
 
 from opgrad.cpu.compiler import words
 from opgrad.cpu.compiler.lowering.numba_private import AttributeTemplate, builtin_registry
-from opgrad.cpu.compiler.lowering.operations import BYTES, I1, I8, I32, I64, defines, intrinsic, is_arm, is_x86
+from opgrad.cpu.compiler.lowering.operations import BYTES, I1, I8, I32, I64, defines, emits, intrinsic, is_arm, is_x86
 from opgrad.cpu.compiler.words import CACHE_LINE
 
 
@@ -19,25 +19,17 @@ def word_at(builder: Any, address: Any, index: Any, kind: Any, size: int) -> Any
 
 
 def loads(operation: Any, kind: Any, size: int, result: Any, extend: str | None = None) -> None:
-    @defines(operation)
-    def _(address: Any, index: Any) -> Any:
-        def emit(context: Any, builder: Any, a: Any, i: Any) -> Any:
-            value = builder.load(word_at(builder, a, i, kind, size))
-            return getattr(builder, extend)(value, I64) if extend else value
-
-        return result, emit
+    @emits(operation, result)
+    def _(builder: Any, _: Any, a: Any, i: Any) -> Any:
+        value = builder.load(word_at(builder, a, i, kind, size))
+        return getattr(builder, extend)(value, I64) if extend else value
 
 
 def stores(operation: Any, kind: Any, size: int, taken: Any) -> None:
-    @defines(operation)
-    def _(address: Any, index: Any, value: Any) -> Any:
-        def emit(context: Any, builder: Any, a: Any, i: Any, x: Any) -> None:
-            x = context.cast(builder, x, value, taken)
-            if taken is types.int64 and size < 8:
-                x = builder.trunc(x, kind)
-            builder.store(x, word_at(builder, a, i, kind, size))
-
-        return types.none, emit
+    @emits(operation, types.none, None, taken)
+    def _(builder: Any, _: Any, a: Any, i: Any, x: Any) -> None:
+        value = builder.trunc(x, kind) if taken is types.int64 and size < 8 else x
+        builder.store(value, word_at(builder, a, i, kind, size))
 
 
 loads(words.load_word, I64, 8, types.int64)
@@ -50,13 +42,10 @@ stores(words.store_u8, I8, 1, types.int64)
 stores(words.store_f64, ir.DoubleType(), 8, types.float64)
 
 
-@defines(words.copy_bytes)
-def _(target: Any, source: Any, count: Any) -> Any:
-    def emit(context: Any, builder: Any, to: Any, start: Any, n: Any) -> None:
-        addresses = [builder.inttoptr(a, BYTES) for a in (to, start)]
-        intrinsic(builder, "llvm.memcpy", ir.VoidType(), [*addresses, n, I1(0)], "p0.p0.i64")
-
-    return types.none, emit
+@emits(words.copy_bytes, types.none)
+def _(builder: Any, _: Any, target: Any, source: Any, n: Any) -> None:
+    addresses = [builder.inttoptr(a, BYTES) for a in (target, source)]
+    intrinsic(builder, "llvm.memcpy", ir.VoidType(), [*addresses, n, I1(0)], "p0.p0.i64")
 
 
 @defines(words.stack_words, literal=True)
@@ -98,62 +87,41 @@ def _(address: Any, *arguments: Any) -> Any:
     return types.int64, emit
 
 
-@defines(words.atomic_load)
-def _(address: Any) -> Any:
-    def emit(context: Any, builder: Any, a: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(a, I64.as_pointer()), "seq_cst", 8)
-
-    return types.int64, emit
+@emits(words.atomic_load, types.int64)
+def _(builder: Any, _: Any, a: Any) -> Any:
+    return builder.load_atomic(builder.inttoptr(a, I64.as_pointer()), "seq_cst", 8)
 
 
-@defines(words.atomic_store)
-def _(address: Any, value: Any) -> Any:
-    def emit(context: Any, builder: Any, a: Any, x: Any) -> None:
-        x = context.cast(builder, x, value, types.int64)
-        builder.store_atomic(x, builder.inttoptr(a, I64.as_pointer()), "seq_cst", 8)
-
-    return types.none, emit
+@emits(words.atomic_store, types.none, types.int64)
+def _(builder: Any, _: Any, a: Any, x: Any) -> None:
+    builder.store_atomic(x, builder.inttoptr(a, I64.as_pointer()), "seq_cst", 8)
 
 
-@defines(words.atomic_add)
-def _(address: Any, value: Any) -> Any:
-    def emit(context: Any, builder: Any, a: Any, x: Any) -> Any:
-        x = context.cast(builder, x, value, types.int64)
-        return builder.atomic_rmw("add", builder.inttoptr(a, I64.as_pointer()), x, "seq_cst")
-
-    return types.int64, emit
+@emits(words.atomic_add, types.int64, types.int64)
+def _(builder: Any, _: Any, a: Any, x: Any) -> Any:
+    return builder.atomic_rmw("add", builder.inttoptr(a, I64.as_pointer()), x, "seq_cst")
 
 
-@defines(words.atomic_swap_if)
-def _(address: Any, expected: Any, value: Any) -> Any:
-    def emit(context: Any, builder: Any, a: Any, old: Any, new: Any) -> Any:
-        old, new = (context.cast(builder, v, t, types.int64) for v, t in ((old, expected), (new, value)))
-        pair = builder.cmpxchg(builder.inttoptr(a, I64.as_pointer()), old, new, "seq_cst", "seq_cst")
-        return builder.extract_value(pair, 1)
-
-    return types.boolean, emit
+@emits(words.atomic_swap_if, types.boolean, types.int64, types.int64)
+def _(builder: Any, _: Any, a: Any, old: Any, new: Any) -> Any:
+    pair = builder.cmpxchg(builder.inttoptr(a, I64.as_pointer()), old, new, "seq_cst", "seq_cst")
+    return builder.extract_value(pair, 1)
 
 
-@defines(words.spin_hint)
-def _() -> Any:
-    def emit(context: Any, builder: Any) -> None:
-        if is_x86():
-            intrinsic(builder, "llvm.x86.sse2", ir.VoidType(), [], "pause")
-        elif is_arm():
-            intrinsic(builder, "llvm.aarch64", ir.VoidType(), [I32(1)], "hint")  # yield
-
-    return types.none, emit
+@emits(words.spin_hint, types.none)
+def _(builder: Any, _: Any) -> None:
+    if is_x86():
+        intrinsic(builder, "llvm.x86.sse2", ir.VoidType(), [], "pause")
+    elif is_arm():
+        intrinsic(builder, "llvm.aarch64", ir.VoidType(), [I32(1)], "hint")  # yield
 
 
-@defines(words.store_fence)
-def _() -> Any:
-    def emit(context: Any, builder: Any) -> None:
-        if is_x86():
-            intrinsic(builder, "llvm.x86.sse", ir.VoidType(), [], "sfence")
-        else:
-            builder.fence("release", "singlethread")  # no instruction: there, stores of all kinds obey the same order
-
-    return types.none, emit
+@emits(words.store_fence, types.none)
+def _(builder: Any, _: Any) -> None:
+    if is_x86():
+        intrinsic(builder, "llvm.x86.sse", ir.VoidType(), [], "sfence")
+    else:
+        builder.fence("release", "singlethread")  # no instruction: there, stores of all kinds obey the same order
 
 
 class ClassType(types.Dummy):
@@ -199,9 +167,9 @@ def _(kind: Any, address: Any, number: Any = None) -> Any:
     return StructureType(kind.kind), emit
 
 
-@defines(words.behind)
-def _(found: Any) -> Any:
-    return types.int64, lambda context, builder, base: builder.add(base, I64(8 * len(found.kind._fields)))
+@emits(words.behind, types.int64)
+def _(builder: Any, found: Any, base: Any) -> Any:
+    return builder.add(base, I64(8 * len(found.kind._fields)))
 
 
 @defines(words.place, literal=True)
