@@ -1,7 +1,7 @@
 """Activations, gelu and gated linear units, and their gradients: the formula of one vector for each operator."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, kernel
@@ -10,40 +10,21 @@ from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.loops.map import BLOCK, elementwise, mapped, mapped_to_each
 from opgrad.cpu.kernels.numerics import elementary, eltwise
 
-
-@elementwise
-def relu(x: Vector, alpha: float) -> Vector:
-    return v.select(x <= 0.0, 0.0, x)
-
-
-@elementwise
-def relu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
-    return v.select(x > 0.0, dy, 0.0)
-
-
-@elementwise
-def sigmoid(x: Vector, alpha: float) -> Vector:
-    return elementary.sigmoid(x)
-
-
-@elementwise
-def sigmoid_grad(dy: Vector, y: Vector, alpha: float) -> Vector:
-    return dy * y * (1.0 - y)
-
-
-@elementwise
-def tanh(x: Vector, alpha: float) -> Vector:
-    return elementary.tanh(x)
-
-
-@elementwise
-def tanh_grad(dy: Vector, y: Vector, alpha: float) -> Vector:
-    return dy * v.fma(-y, y, 1.0)
-
-
-@elementwise
-def quick_gelu(x: Vector, alpha: float) -> Vector:
-    return x * elementary.sigmoid(x * alpha)
+relu = elementwise(lambda x, alpha: v.select(x <= 0.0, 0.0, x))
+relu_grad = elementwise(lambda dy, x, alpha: v.select(x > 0.0, dy, 0.0))
+leaky_relu = elementwise(lambda x, alpha: v.select(x > 0.0, x, x * alpha))
+leaky_relu_grad = elementwise(lambda dy, y, alpha: v.select(y > 0.0, dy, dy * alpha))
+sigmoid = elementwise(lambda x, alpha: elementary.sigmoid(x))
+sigmoid_grad = elementwise(lambda dy, y, alpha: dy * y * (1.0 - y))
+tanh = elementwise(lambda x, alpha: elementary.tanh(x))
+tanh_grad = elementwise(lambda dy, y, alpha: dy * v.fma(-y, y, 1.0))
+gelu = elementwise(
+    lambda x, alpha: eltwise.gelu_erf(x, alpha, 0.0), coarse=lambda x, alpha: eltwise.coarse_gelu_erf(x, alpha, 0.0)
+)
+gelu_grad = elementwise(lambda dy, x, alpha: eltwise.gelu_erf_grad(dy, x, alpha, 0.0))
+fast_gelu = elementwise(lambda x, alpha: eltwise.gelu_tanh(x, alpha, 0.0))
+fast_gelu_grad = elementwise(lambda dy, x, alpha: eltwise.gelu_tanh_grad(dy, x, alpha, 0.0))
+quick_gelu = elementwise(lambda x, alpha: x * elementary.sigmoid(x * alpha))
 
 
 @elementwise
@@ -51,36 +32,6 @@ def quick_gelu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
     scaled = x * alpha
     s = elementary.sigmoid(scaled)
     return dy * s * v.fma(scaled, 1.0 - s, 1.0)
-
-
-@elementwise
-def leaky_relu(x: Vector, alpha: float) -> Vector:
-    return v.select(x > 0.0, x, x * alpha)
-
-
-@elementwise
-def leaky_relu_grad(dy: Vector, y: Vector, alpha: float) -> Vector:
-    return v.select(y > 0.0, dy, dy * alpha)
-
-
-gelu = elementwise(
-    lambda x, alpha: eltwise.gelu_erf(x, alpha, 0.0), coarse=lambda x, alpha: eltwise.coarse_gelu_erf(x, alpha, 0.0)
-)
-
-
-@elementwise
-def fast_gelu(x: Vector, alpha: float) -> Vector:
-    return eltwise.gelu_tanh(x, alpha, 0.0)
-
-
-@elementwise
-def gelu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
-    return eltwise.gelu_erf_grad(dy, x, alpha, 0.0)
-
-
-@elementwise
-def fast_gelu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
-    return eltwise.gelu_tanh_grad(dy, x, alpha, 0.0)
 
 
 def _gradient_behind_bias(formula: Callable[..., Vector]) -> Kernel:
@@ -102,19 +53,11 @@ BIAS_GELU_GRAD, BIAS_FAST_GELU_GRAD = map(_gradient_behind_bias, (eltwise.gelu_e
 GATED_BLOCK: Final = 1 << 14  # elements of a unit
 
 
-@elementwise
-def gated_silu(gate: Vector, up: Vector, alpha: float) -> Vector:
-    return gate * elementary.sigmoid(gate) * up
-
-
-@elementwise
-def gated_gelu(gate: Vector, up: Vector, alpha: float) -> Vector:
-    return eltwise.gelu_erf(gate, alpha, 0.0) * up
-
-
-@elementwise
-def gated_gelu_tanh(gate: Vector, up: Vector, alpha: float) -> Vector:
-    return eltwise.gelu_tanh(gate, alpha, 0.0) * up
+GATED: Final = {
+    "silu": elementwise(lambda gate, up, alpha: gate * elementary.sigmoid(gate) * up),
+    "gelu": elementwise(lambda gate, up, alpha: eltwise.gelu_erf(gate, alpha, 0.0) * up),
+    "gelu_tanh": elementwise(lambda gate, up, alpha: eltwise.gelu_tanh(gate, alpha, 0.0) * up),
+}
 
 
 def _silu_slopes(dy: Vector, gate: Vector, up: Vector):
@@ -123,17 +66,8 @@ def _silu_slopes(dy: Vector, gate: Vector, up: Vector):
     return dy * up * (s + value * (1.0 - s)), dy * value
 
 
-def _gelu_slopes(dy: Vector, gate: Vector, up: Vector):
-    return eltwise.gelu_erf_grad(dy * up, gate, 0.0, 0.0), dy * eltwise.gelu_erf(gate, 0.0, 0.0)
-
-
-def _gelu_tanh_slopes(dy: Vector, gate: Vector, up: Vector):
-    return eltwise.gelu_tanh_grad(dy * up, gate, 0.0, 0.0), dy * eltwise.gelu_tanh(gate, 0.0, 0.0)
-
-
-def _gated_gradient(slopes: Callable[..., tuple[Vector, Vector]]) -> Kernel:
+def _gated_gradient(slopes: Callable[..., Any]) -> Kernel:
     """The kernel of both gradients; a unit is a block of elements."""
-
     write = mapped_to_each(slopes)
 
     @kernel
@@ -144,8 +78,12 @@ def _gated_gradient(slopes: Callable[..., tuple[Vector, Vector]]) -> Kernel:
     return gated_gradient
 
 
-GATED: Final = {"silu": gated_silu, "gelu": gated_gelu, "gelu_tanh": gated_gelu_tanh}
+def _gelu_slopes(value: Callable[..., Vector], gradient: Callable[..., Vector]) -> Callable[..., Any]:
+    return lambda dy, gate, up: (gradient(dy * up, gate, 0.0, 0.0), dy * value(gate, 0.0, 0.0))
+
+
 GATED_GRADIENTS: Final = {
-    name: _gated_gradient(slopes)
-    for name, slopes in {"silu": _silu_slopes, "gelu": _gelu_slopes, "gelu_tanh": _gelu_tanh_slopes}.items()
+    "silu": _gated_gradient(_silu_slopes),
+    "gelu": _gated_gradient(_gelu_slopes(eltwise.gelu_erf, eltwise.gelu_erf_grad)),
+    "gelu_tanh": _gated_gradient(_gelu_slopes(eltwise.gelu_tanh, eltwise.gelu_tanh_grad)),
 }
