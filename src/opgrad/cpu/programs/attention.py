@@ -14,14 +14,15 @@ from opgrad.contract.signature import Problem, wrong_index
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.attention import backward as backward_kernels
-from opgrad.cpu.kernels.attention import forward, tiles
-from opgrad.cpu.kernels.attention.tiles import (
+from opgrad.cpu.kernels.attention import forward
+from opgrad.cpu.kernels.attention.forward import (
     ADDED,
     ADDED_TO_ROW,
     NO_MASK,
     ROW_SELECTED,
     SELECTED,
     SPAN,
+    Attention,
     Drop,
     Heads,
     Mask,
@@ -109,9 +110,8 @@ class AttentionSteps(ProductSteps):
         scale = self.sizes.size**-0.5 if scale is None else scale
         return Scores(scale / cap if cap else scale * LOG2_E, cap * LOG2_E, self.mask())
 
-    def for_scores(self, sizes: TileSizes) -> dict[str, Any]:
-        """The arguments by which kernels compute scores."""
-        return {"sizes": sizes, "seen": self.seen, "scores": self.scores(), "drop": self.drop()}
+    def call(self, sizes: TileSizes) -> Attention:
+        return Attention(sizes, self.seen, self.scores(), self.drop())
 
     def drop(self) -> Drop:
         probability = self.problem.attributes["dropout"]
@@ -139,10 +139,10 @@ class AttentionSteps(ProductSteps):
         if self.is_packed:
             q = self.problem["cu_seqlens_q"]
             k = self.problem["cu_seqlens_k"] if self.given("cu_seqlens_k") else q
-            self.add_parts(tiles.spans_of_sequences, **arguments, count=count, q=q, k=k)
+            self.add_parts(forward.spans_of_sequences, **arguments, count=count, q=q, k=k)
         else:
             lengths = self.problem["key_lengths"]
-            self.add_parts(tiles.spans_of_lengths, **arguments, batch=batch, lengths=lengths)
+            self.add_parts(forward.spans_of_lengths, **arguments, batch=batch, lengths=lengths)
         return spans
 
     def explain(self, position: int, value: int) -> Exception:
@@ -266,7 +266,7 @@ class AttentionGradientSteps(AttentionSteps):
         packed_keys = backward_kernels.PackedKeys(of_rows, k, v, row_panel, k_panel, v_panel)
         as_rows = private(rows * s.size), private(rows * s.v_size)
         return {
-            **self.for_scores(self.with_block(self.block_queries * self.group)),
+            "call": self.call(self.with_block(self.block_queries * self.group)),
             "inputs": backward_kernels.BackwardInputs(*arrays, *self.of_queries.values(), scale),
             "packed": backward_kernels.Packed(*as_rows, q, dy, q_panel, dy_panel),
             "memory": backward_kernels.BackwardMemory(packed_keys, tile),
@@ -372,7 +372,7 @@ def attention(problem: Problem) -> Program:
     (k, k_panel), (v, v_panel) = b.private_panels(s.size, keys), b.private_panels(keys, s.v_size)
     tile = private(rows * forward.PITCH), private(keys)
     arguments = {
-        **b.for_scores(sizes),
+        "call": b.call(sizes),
         "inputs": forward.ForwardInputs(b.heads("q"), b.heads("k"), b.heads("v"), *b.sink()),
         "results": forward.ForwardResults(b.heads("y"), b.rows("lse"), int(b.given("y")), int(b.given("lse"))),
         "memory": forward.ForwardMemory(private(rows * s.size), k, v, k_panel, v_panel, *tile),

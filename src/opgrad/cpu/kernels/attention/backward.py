@@ -11,22 +11,19 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import constant, inline, kernel
 from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.attention.forward import powers
-from opgrad.cpu.kernels.attention.tiles import (
-    LOG2_E,
-    MINUS_INFINITY,
-    Drop,
+from opgrad.cpu.kernels.attention.forward import (
+    Attention,
     Heads,
-    Scores,
-    Seen,
     TileSizes,
     bounded,
     first_span,
-    keys_of,
+    keys_in_tile,
+    keys_of_queries,
     mask_of,
     pack_columns,
     pack_rows,
     place,
+    powers,
     put_kept,
     put_mask,
     queries_of,
@@ -36,8 +33,8 @@ from opgrad.cpu.kernels.attention.tiles import (
 from opgrad.cpu.kernels.gemm import CHUNK, VECTORS, multiply
 from opgrad.cpu.kernels.loops.fold import folded, sum_products, sum_range
 from opgrad.cpu.kernels.loops.map import clear, mapped, mapped_to_each, write_same, write_sum, write_times, write_zeros
-from opgrad.cpu.kernels.loops.rows import row_max
-from opgrad.cpu.kernels.numerics.elementary import exp2_up_to_one, log, tanh
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, row_max
+from opgrad.cpu.kernels.numerics.elementary import LOG2_E, exp2_up_to_one, log, tanh
 
 ROWS = CHUNK  # of a tile
 
@@ -158,16 +155,14 @@ write_ones = mapped(lambda x: v.like(x, 1.0))
 
 
 @inline
-def _row_back(
-    tile: Tile, row: int, part: Any, at: Any, scores: Scores, drop: Drop, sizes: TileSizes, numbers: Any
-) -> None:
+def _row_back(call: Attention, tile: Tile, row: int, part: Any, at: Any, numbers: Any) -> None:
     """Products [begin, end) of a row become probabilities and gradients: of scores, or of products if `of_products`.
 
     part: begin, end, the key of the row's first product, of_products. at: batch entry, head and query. numbers: the
     row's power, rest and delta, and the factor of gradients.
     """
-    begin, end, key, of_products = part
-    batch, head, query = at
+    (begin, end, key, of_products), (batch, head, query) = part, at
+    sizes, _, scores, drop = call
     s, ds, kept_scale = tile.p + row * tile.pitch, tile.ds + row * tile.pitch, 1.0
     has_options = scores.cap != 0.0 or drop.threshold != 0
     if scores.cap != 0.0:
@@ -188,14 +183,12 @@ def _row_back(
 
 
 @inline
-def pack_queries(
-    inputs: BackwardInputs, sizes: TileSizes, factor: float, packed: Packed, at: Any, first: int, count: int
-) -> None:
-    """Rows of q, multiplied by a factor, and of dy."""
-    batch, head = at
+def pack_queries(call: Attention, inputs: BackwardInputs, packed: Packed, at: Any, first: int, count: int) -> None:
+    """Rows of q, multiplied by the factor of scores, and of dy."""
+    sizes, (batch, head) = call.sizes, at
     for row in range(count):
         q, dy = place(inputs.q, batch, head, first + row), place(inputs.dy, batch, head, first + row)
-        write_times(packed.q + row * sizes.size, 0, sizes.size, 0, (q,), (factor,))
+        write_times(packed.q + row * sizes.size, 0, sizes.size, 0, (q,), (call.scores.factor,))
         write_same(packed.dy + row * sizes.v_size, 0, sizes.v_size, 0, (dy,), ())
 
 
@@ -210,30 +203,27 @@ def pack_values(inputs: BackwardInputs, sizes: TileSizes, keys: PackedKeys, at: 
 
 @inline
 def fill_tile(
-    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed,
-    keys: PackedKeys, tile: Tile, at: Any, span: Any,
-) -> None:  # fmt: skip
+    call: Attention, inputs: BackwardInputs, packed: Packed, memory: BackwardMemory, at: Any, keys: tuple[int, int, int]
+) -> None:
     """Probabilities and gradients of packed queries and keys, 0 where a query does not see a key.
 
     at: batch entry, head, queries [low, high), the panel of the first key, that key, the number of keys, and whether
-    the gradients are those of products of q and k, and not of the scores that a mask is added to. span: its keys, shift
+    the gradients are those of products of q and k, and not of the scores that a mask is added to. keys: of the span.
     """
     batch, head, low, high, panel, key, columns, of_products = at
-    k, k_end, shift = span
+    sizes, (right, tile) = call.sizes, memory
     count, size, v_size, pitch = high - low, sizes.size, sizes.v_size, tile.pitch
-    right_k, right_v = keys.k + panel * keys.k_panel, keys.v + panel * keys.v_panel
-    multiply(tile.p, pitch, packed.q, size, 1, right_k, keys.k_panel, size, columns, range(count), 0)
-    multiply(tile.ds, pitch, packed.dy, v_size, 1, right_v, keys.v_panel, v_size, columns, range(count), 0)
+    right_k, right_v = right.k + panel * right.k_panel, right.v + panel * right.v_panel
+    multiply(tile.p, pitch, packed.q, size, 1, right_k, right.k_panel, size, columns, range(count), 0)
+    multiply(tile.ds, pitch, packed.dy, v_size, 1, right_v, right.v_panel, v_size, columns, range(count), 0)
     factor = inputs.scale if of_products else 1.0
     for row in range(count):
-        begin, end = keys_of(seen, low + row, k, k_end, shift)
-        begin = min(max(begin - key, 0), columns)
-        end = min(max(end - key, begin), columns)
+        begin, end = keys_in_tile(call.seen, low + row, keys, key, columns)
         at_row = (batch * sizes.heads + head) * sizes.queries + low + row
         powers = v.load_one(inputs.power, at_row), v.load_one(inputs.rest, at_row)
         numbers = (*powers, v.load_one(inputs.delta, at_row), factor)
         part = begin, end, key, of_products
-        _row_back(tile, row, part, (batch, head, low + row), scores, drop, sizes, numbers)
+        _row_back(call, tile, row, part, (batch, head, low + row), numbers)
         for values in (tile.p, tile.ds):
             write_zeros(values + row * pitch, 0, begin, 0)
             write_zeros(values + row * pitch, end, columns, 0)
@@ -241,27 +231,24 @@ def fill_tile(
 
 @inline
 def _tile_back(
-    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, results: BackwardResults,
-    packed: Packed, memory: BackwardMemory, at: Any, span: Any,
+    call: Attention, inputs: BackwardInputs, results: BackwardResults, packed: Packed, memory: BackwardMemory, at: Any,
+    keys: tuple[int, int, int],
 ) -> None:  # fmt: skip
     """Add what a tile gives the gradients.
 
-    at: batch entry, head of keys, head, queries [low, high), and the packed keys [first, stop). span: its keys, shift.
+    at: batch entry, head of keys, head, queries [low, high), and the packed keys [first, stop). keys: of the span.
     """
     batch, kv_head, head, low, high, first, stop = at
-    k, k_end, shift = span
-    keys, tile = memory
+    sizes, (right, tile) = call.sizes, memory
     count, width = high - low, VECTORS * v.lanes(tile.p)
-    begin, _ = keys_of(seen, low, k, k_end, shift)
-    _, end = keys_of(seen, high - 1, k, k_end, shift)
+    begin, end = keys_of_queries(call.seen, low, high, keys)
     panel = max(begin - first, 0) // width
     key = first + panel * width
     columns = min(end, stop) - key
     if columns <= 0:
         return
-    pack_queries(inputs, sizes, scores.factor, packed, (batch, head), low, count)
-    part = batch, head, low, high, panel, key, columns, 1
-    fill_tile(inputs, sizes, seen, scores, drop, packed, keys, tile, part, span)
+    pack_queries(call, inputs, packed, (batch, head), low, count)
+    fill_tile(call, inputs, packed, memory, (batch, head, low, high, panel, key, columns, 1), keys)
     size, v_size, pitch, every = sizes.size, sizes.v_size, tile.pitch, range(columns)
     if results.wants_v:
         pack_rows(packed.dy_panels, packed.dy_panel, place(inputs.dy, batch, head, low), inputs.dy.row, count, v_size)
@@ -272,16 +259,17 @@ def _tile_back(
         dk = place(results.dk, batch, kv_head, key)
         multiply(dk, results.dk.row, tile.ds, 1, pitch, packed.q_panels, packed.q_panel, count, size, every, 1)
     if results.wants_q:
-        dq, rows = place(results.dq, batch, head, low), keys.rows + panel * width * width
-        multiply(dq, results.dq.row, tile.ds, pitch, 1, rows, keys.row_panel, columns, size, range(count), 1)
+        dq, rows = place(results.dq, batch, head, low), right.rows + panel * width * width
+        multiply(dq, results.dq.row, tile.ds, pitch, 1, rows, right.row_panel, columns, size, range(count), 1)
 
 
 @kernel
 def attend_back(
-    units: Units, wave, waves, blocks, block_keys, first_head, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop,
-    inputs: BackwardInputs, results: BackwardResults, packed: Packed, memory: BackwardMemory,
+    units: Units, wave, waves, blocks, block_keys, first_head, call: Attention, inputs: BackwardInputs,
+    results: BackwardResults, packed: Packed, memory: BackwardMemory,
 ):  # fmt: skip
     """The units of a wave: its heads of keys from `first_head` on, and of each so many blocks of queries."""
+    sizes, seen = call.sizes, call.seen
     group = sizes.heads // sizes.kv_heads
     for unit in units:
         kv_head, block = first_head + unit // blocks, unit % blocks
@@ -289,26 +277,24 @@ def attend_back(
         first_q, first_k = block * sizes.block, (block + wave) % waves * block_keys
         stop_q, stop_k = min(first_q + sizes.block, sizes.queries), min(first_k + block_keys, sizes.keys)
         for number in range(first_span(seen, batch, first_q), (batch + 1) * seen.count if first_k < stop_k else 0):
-            q, q_end, k, k_end, shift = span_of(seen, number)
+            q, q_end, keys = span_of(seen, number)
             if q >= stop_q:
                 break
             q, q_end = max(q, first_q), min(q_end, stop_q)
-            begin, _ = keys_of(seen, q, k, k_end, shift)
-            _, end = keys_of(seen, q_end - 1, k, k_end, shift)
+            begin, end = keys_of_queries(seen, q, q_end, keys)
             first, stop = max(begin, first_k), min(end, stop_k)
             if first >= stop or q >= q_end:
                 continue
-            low, high = queries_of(seen, first, stop, shift)
+            low, high = queries_of(seen, first, stop, keys[2])
             low, high = max(low, q), min(high, q_end)
-            keys, at_k = memory.keys, place(inputs.k, batch, kv_head, first)
-            pack_values(inputs, sizes, keys, (batch, kv_head), first, stop)
+            right, at_k = memory.keys, place(inputs.k, batch, kv_head, first)
+            pack_values(inputs, sizes, right, (batch, kv_head), first, stop)
             if results.wants_q:
-                pack_rows(keys.rows, keys.row_panel, at_k, inputs.k.row, stop - first, sizes.size)
+                pack_rows(right.rows, right.row_panel, at_k, inputs.k.row, stop - first, sizes.size)
             for head in range(kv_head * group, (kv_head + 1) * group):
                 for query in range(low, high, ROWS):
                     at = batch, kv_head, head, query, min(query + ROWS, high), first, stop
-                    span = k, k_end, shift
-                    _tile_back(inputs, sizes, seen, scores, drop, results, packed, memory, at, span)
+                    _tile_back(call, inputs, results, packed, memory, at, keys)
 
 
 # --- an additive mask: the sum of the gradients of scores over the axes along which it is broadcast ------------------
@@ -336,21 +322,18 @@ def _axis(size: int, length: int, place: int, block: int) -> tuple[int, int]:
 
 @inline
 def _add_tiles(
-    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, packed: Packed,
-    memory: BackwardMemory, sums: Private, at: tuple[int, int, int, int, int],
-) -> None:  # fmt: skip
+    call: Attention, inputs: BackwardInputs, packed: Packed, memory: BackwardMemory, sums: Private, at: Any
+) -> None:
     """Add the gradients of a block of scores of one head, for its queries [low, high) and keys from `first` on."""
     batch, head, low, high, first, stop = at
-    kv_head, tile = head // (sizes.heads // sizes.kv_heads), memory.tile
-    _, _, k, k_end, shift = span_of(seen, batch)
-    begin, _ = keys_of(seen, low, k, k_end, shift)
-    _, end = keys_of(seen, high - 1, k, k_end, shift)
+    sizes, tile = call.sizes, memory.tile
+    kv_head, (_, _, keys) = head // (sizes.heads // sizes.kv_heads), span_of(call.seen, batch)
+    begin, end = keys_of_queries(call.seen, low, high, keys)
     key, columns = max(begin, first), min(end, stop) - max(begin, first)
     if columns > 0:
-        pack_queries(inputs, sizes, scores.factor, packed, (batch, head), low, high - low)
+        pack_queries(call, inputs, packed, (batch, head), low, high - low)
         pack_values(inputs, sizes, memory.keys, (batch, kv_head), key, key + columns)
-        part = batch, head, low, high, 0, key, columns, 0
-        fill_tile(inputs, sizes, seen, scores, drop, packed, memory.keys, tile, part, (k, k_end, shift))
+        fill_tile(call, inputs, packed, memory, (batch, head, low, high, 0, key, columns, 0), keys)
         for row in range(high - low):
             total = sums + (row * tile.pitch + key - first)
             write_sum(total, 0, columns, 0, (total, tile.ds + row * tile.pitch), ())
@@ -372,12 +355,11 @@ def _write(dmask: MaskGradient, sizes: TileSizes, sums: Private, pitch: int, tar
 
 @kernel
 def sum_mask(
-    units: Units, dmask: MaskGradient, sizes: TileSizes, seen: Seen, scores: Scores, drop: Drop, inputs: BackwardInputs,
-    packed: Packed, memory: BackwardMemory, sums: Private,
+    units: Units, dmask: MaskGradient, call: Attention, inputs: BackwardInputs, packed: Packed, memory: BackwardMemory,
+    sums: Private,
 ):  # fmt: skip
     """A unit is a block of rows and keys of the mask, of one of its batch entries and heads."""
-    across = -(-dmask.keys // dmask.block)
-    down = -(-dmask.rows // ROWS)
+    sizes, across, down = call.sizes, -(-dmask.keys // dmask.block), -(-dmask.rows // ROWS)
     for unit in units:
         column, row, head, batch = unit % across, unit // across % down, unit // across // down, 0
         batch, head = head // dmask.heads, head % dmask.heads
@@ -392,7 +374,7 @@ def sum_mask(
                     for block in range(-(-(stop - first) // dmask.block)):
                         key = first + block * dmask.block
                         at = b, h, query, min(query + ROWS, high), key, min(key + dmask.block, stop)
-                        _add_tiles(inputs, sizes, seen, scores, drop, packed, memory, sums, at)
+                        _add_tiles(call, inputs, packed, memory, sums, at)
         target = dmask.data + (batch * dmask.batch + head * dmask.head + row * ROWS * dmask.row + column * dmask.block)
         columns = min(dmask.block, stop - first)
         _write(dmask, sizes, sums, memory.tile.pitch, target, min(ROWS, high - low), columns)
@@ -495,25 +477,23 @@ def _sum_up(line, begin: int, end: int, inputs: BackwardInputs, at: int) -> None
 
 @inline
 def _sum_tile(
-    inputs: BackwardInputs, sizes: TileSizes, seen: Seen, scores: Scores, packed: Packed, memory: BackwardMemory,
-    at: Any, span: Any,
-) -> None:  # fmt: skip
+    call: Attention, inputs: BackwardInputs, packed: Packed, memory: BackwardMemory, at: Any, span: Any
+) -> None:
     """Sum up the keys [key, stop) for packed queries [first, …) of a head.
 
-    span: the queries of a span among them, its keys, and their shift.
+    span: the queries of a span among them, and its keys.
     """
     batch, head, first, key, stop = at
-    low, high, k, k_end, shift = span
-    keys, tile, columns, size = memory.keys, memory.tile, stop - key, sizes.size
+    low, high, keys = span
+    sizes, seen, scores, _ = call
+    right, tile, columns, size = memory.keys, memory.tile, stop - key, sizes.size
     source = place(inputs.k, batch, head // (sizes.heads // sizes.kv_heads), key)
-    pack_columns(keys.k, keys.k_panel, source, inputs.k.row, columns, size)
+    pack_columns(right.k, right.k_panel, source, inputs.k.row, columns, size)
     rows = range(low - first, high - first)
-    multiply(tile.p, tile.pitch, packed.q, size, 1, keys.k, keys.k_panel, size, columns, rows, 0)
+    multiply(tile.p, tile.pitch, packed.q, size, 1, right.k, right.k_panel, size, columns, rows, 0)
     for row in rows:
         query, line = first + row, tile.p + row * tile.pitch
-        begin, end = keys_of(seen, query, k, k_end, shift)
-        begin = min(max(begin - key, 0), columns)
-        end = min(max(end - key, begin), columns)
+        begin, end = keys_in_tile(seen, query, keys, key, columns)
         if v.load_one(tile.kept, row) != 0.0 and begin < end:
             if scores.cap != 0.0:
                 write_capped(line, begin, end, 0, (line,), (scores.cap,))
@@ -534,27 +514,24 @@ def _finish(inputs: BackwardInputs, tile: Tile, at: int, count: int) -> None:
 
 @kernel
 def sum_far_rows(
-    units: Units, sizes: TileSizes, seen: Seen, scores: Scores, inputs: BackwardInputs, packed: Packed,
-    memory: BackwardMemory, sinks: Sinks,
-):  # fmt: skip
+    units: Units, call: Attention, inputs: BackwardInputs, packed: Packed, memory: BackwardMemory, sinks: Sinks
+):
     """Replace powers that are far by the largest score and the logarithm of the sum; a unit is ROWS queries."""
-    blocks = -(-sizes.queries // ROWS)
+    sizes, seen, blocks = call.sizes, call.seen, -(-call.sizes.queries // ROWS)
     for unit in units:
         first, head, batch = unit % blocks * ROWS, unit // blocks % sizes.heads, unit // blocks // sizes.heads
         count, at = min(ROWS, sizes.queries - first), (batch * sizes.heads + head) * sizes.queries + first
         if not _start(inputs, sinks, head, at, count, memory.tile.kept):
             continue
-        pack_queries(inputs, sizes, scores.factor, packed, (batch, head), first, count)
+        pack_queries(call, inputs, packed, (batch, head), first, count)
         for number in range(first_span(seen, batch, first), (batch + 1) * seen.count):
-            q, q_end, k, k_end, shift = span_of(seen, number)
+            q, q_end, keys = span_of(seen, number)
             if q >= first + count:
                 break
             low, high = max(q, first), min(q_end, first + count)
-            begin, _ = keys_of(seen, low, k, k_end, shift)
-            _, end = keys_of(seen, high - 1, k, k_end, shift)
-            key = begin
+            key, end = keys_of_queries(seen, low, high, keys)
             while low < high and key < end:
                 part = batch, head, first, key, min(key + sinks.keys, end)
-                _sum_tile(inputs, sizes, seen, scores, packed, memory, part, (low, high, k, k_end, shift))
+                _sum_tile(call, inputs, packed, memory, part, (low, high, keys))
                 key += sinks.keys
         _finish(inputs, memory.tile, at, count)
