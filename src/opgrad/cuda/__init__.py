@@ -2,3 +2,5 @@
 
 # Bytes of the widest access of a thread. Triton compiles such accesses for addresses that are multiples of this.
 ALIGNMENT = 16
+# Sums of squares that make the norm of all gradients, a program each.
+PARTS = 1024

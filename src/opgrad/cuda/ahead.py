@@ -107,8 +107,13 @@ def parameters(launch: Launch, found: Machine) -> Iterator[Parameter]:
         if isinstance(value, Operand | Scratch):
             yield (value.offset if isinstance(value, Scratch) else 0), value
         else:
-            yield _NUMBERS.get(dtype, int)(value) & WORD, None
+            yield bits(dtype, value) & WORD, None
     yield from OWN
+
+
+def bits(dtype: str, value: Any) -> int:
+    """A number as a parameter of this dtype holds it."""
+    return _NUMBERS.get(dtype, int)(value)
 
 
 def _bits(code: str) -> Callable[[float], int]:

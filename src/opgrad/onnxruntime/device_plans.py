@@ -1,4 +1,4 @@
-"""Plans of launches on a CUDA device, in the words of the CPU's plans: a step's task is `launching.launch`.
+"""Launches on a CUDA device: plans, in the words of the CPU's plans, whose steps' task is `compute.launch`; and passes.
 
 Kernels are compiled by Triton when the first signature needs them, or come from the cache. Then a run of a plan is
 native code: it fills in the addresses and calls the driver, without Python and without the interpreter's lock.
@@ -10,7 +10,8 @@ import glob
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from importlib.util import find_spec
 from typing import Any
@@ -24,7 +25,7 @@ from opgrad.cpu.compiler.cache import ObjectCache, directory
 from opgrad.cpu.compiler.target import PackedObjects, Packing
 from opgrad.cpu.compiler.words import words
 from opgrad.cpu.plans import Plan
-from opgrad.cpu.runtime.plan import SCRATCH, STATUS_WORDS, Patch, call_words, joined, overlap_words
+from opgrad.cpu.runtime.plan import REPORT, SCRATCH, STATUS_WORDS, Patch, call_words, joined, overlap_words
 from opgrad.cuda import ahead, driver, triton_private, without_triton
 from opgrad.cuda.ahead import Machine
 from opgrad.cuda.execute import DEVICES, Device, Launch, Program, planning
@@ -42,15 +43,13 @@ _kept: list[Any] = forever([])  # what words point to
 def plan_on_device(op: Operator, specs: Sequence[Spec | None], attributes: Attributes) -> Plan:
     """The plan of a signature for the current device. Raises what `prepare` raises, RuntimeError if a kernel lacks."""
     problem = prepare(op, specs, attributes, any_stride=True)
-    context, own = driver.current(), driver.attributes()
-    device = DEVICES.get(own["architecture"], Device(**own))
+    context, device = driver.current(), this_device()
     program, found = compiled(op, problem, device, kernels(device.architecture))
-    steps = [_step(i, *each, _function(op, *each, device, context)) for i, each in enumerate(found)]
+    steps = [_step(i, *each, _function(op.name, *each, device, context)) for i, each in enumerate(found)]
     code = joined(steps, 8 * STATUS_WORDS, *overlap_words(problem))
 
     def explain(number: int, status: int) -> Exception:
-        name = found[number][0].kernel.__name__
-        return RuntimeError(f"{op.name}: {driver.error(status)}, in the launch of {name}")
+        return _launch_error(op.name, found[number][0], status)
 
     return Plan(
         op,
@@ -66,13 +65,28 @@ def plan_on_device(op: Operator, specs: Sequence[Spec | None], attributes: Attri
     )
 
 
-def _step(number: int, of: Launch, found: Machine, function: int) -> list[int]:
-    """The words of a launch of a function."""
+def this_device() -> Device:
+    """What decides about regimes, of the current device."""
+    own = driver.attributes()
+    return DEVICES.get(own["architecture"], Device(**own))
+
+
+def _launch_error(what: str, of: Launch, status: int) -> Exception:
+    return RuntimeError(f"{what}: {driver.error(status)}, in the launch of {of.kernel.__name__}")
+
+
+def _head(number: int, of: Launch, found: Machine, function: int) -> tuple[Head, list[ahead.Parameter]]:
+    """The words of a launch of a function before its parameters, without a stream; and these."""
     x, y, z = (*of.grid, 1, 1)[:3]
     attributes = _cluster(of.ctas)
     config = x * of.ctas | y << 32, z | found.threads << 32, 1 | 1 << 32, found.shared, 0, *attributes
     parameters = list(ahead.parameters(of, found))
-    head = Head(*config, function, driver.address(driver.LAUNCH), 0, number, len(parameters))
+    return Head(*config, function, driver.address(driver.LAUNCH), 0, number, len(parameters)), parameters
+
+
+def _step(number: int, of: Launch, found: Machine, function: int) -> list[int]:
+    """The words of a launch of a function."""
+    head, parameters = _head(number, of, found, function)
     patches = [Patch(Head._fields.index("stream"), STREAM), Patch(Head._fields.index("report"), SCRATCH)]
     for index, (_, array) in enumerate(parameters, len(head.words)):
         if array is not None:
@@ -91,7 +105,7 @@ def _cluster(ctas: int) -> tuple[int, int]:
     return ctypes.addressof(filled), 2
 
 
-def _function(op: Operator, of: Launch, found: Machine, device: Device, context: int) -> int:
+def _function(what: str, of: Launch, found: Machine, device: Device, context: int) -> int:
     """The function of a launch's kernel, loaded on the device of this context."""
     environment = kernels(device.architecture).environment
     key = context, environment, ahead.key(of)
@@ -101,10 +115,48 @@ def _function(op: Operator, of: Launch, found: Machine, device: Device, context:
                 _functions[key] = driver.function(found.code, found.name, found.shared, of.ctas)
             except driver.DriverError as error:
                 raise RuntimeError(
-                    f"{op.name}: the driver, which knows CUDA {driver.version()}, does not load a kernel for "
+                    f"{what}: the driver, which knows CUDA {driver.version()}, does not load a kernel for "
                     f"{environment}: {error}; update the driver, or compile with an older Triton"
                 ) from None
     return _functions[key]
+
+
+class Pass:
+    """Launches over arrays that stay where they are, on one stream, with other numbers in each run.
+
+    what: for messages. launches: their operands lie at the addresses of their numbers. kept: what lives as long.
+    Raises RuntimeError if a kernel lacks, as `plan_on_device` does, and in a run if the driver refuses a launch.
+    """
+
+    def __init__(self, what: str, launches: Sequence[Launch], addresses: Sequence[int], stream: int):
+        context, device = driver.current(), this_device()
+        self._what, self._report = what, words([0] * REPORT)
+        self.kept: Any = ()
+        self._launches: list[tuple[Launch, Any]] = []
+        self._numbers: dict[str, list[tuple[Any, int]]] = {}  # by argument: the words in which it stands
+        for number, of in enumerate(each for each in launches if all(each.grid)):
+            found = _machine(what, of, device, kernels(device.architecture))
+            head, parameters = _head(number, of, found, _function(what, of, found, device, context))
+            head.stream, head.report = stream, ctypes.addressof(self._report)
+            values = [
+                word + (addresses[array.number] if isinstance(array, Operand) else 0) for word, array in parameters
+            ]
+            filled = words([*head.words, *values])
+            self._launches.append((of, filled))
+            for index, (path, dtype) in enumerate(found.parameters, len(head.words)):
+                if dtype == "fp32":
+                    self._numbers.setdefault(of.kernel.arg_names[path[0]], []).append((filled, index))
+
+    def __call__(self, **numbers: float) -> None:
+        """Launch. numbers: arguments by name; those that no kernel has are left out."""
+        for name, value in numbers.items():
+            for filled, index in self._numbers.get(name, ()):
+                filled[index] = ahead.bits("fp32", value)
+        for of, filled in self._launches:
+            launch.call(ctypes.addressof(filled), 0)
+            if self._report[0]:
+                self._report[0] = 0
+                raise _launch_error(self._what, of, self._report[2])
 
 
 # --- machine code ----------------------------------------------------------------------------------------------------
@@ -137,12 +189,27 @@ def compile_ahead(
 
     Raises RuntimeError if Triton is not installed.
     """
+    with _packing(architecture, folder) as cache:
+        compiled(op, prepare(op, specs, attributes, any_stride=True), DEVICES[architecture], cache)
+
+
+def compile_engine(count: int, architecture: int, folder: str) -> None:
+    """Compile the kernels of optimizers over so many parameters, as `compile_ahead` does those of a signature."""
+    with _packing(architecture, folder) as cache:
+        from opgrad.cuda import optimizer
+
+        for each in optimizer.every(count):
+            _machine("optimizer", each, DEVICES[architecture], cache)
+
+
+@contextmanager
+def _packing(architecture: int, folder: str) -> Iterator[ObjectCache]:
+    """A cache for an architecture that writes into a folder, too; without the warnings of its compilations."""
     if find_spec("triton") is None:
         raise RuntimeError(f"CUDA kernels for sm_{architecture} are compiled by Triton, which is not installed")
     environment = f"sm_{architecture}-triton-{triton_private.version()}"
-    cache = Packing(environment, directory(), ObjectCache(environment, folder))
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        compiled(op, prepare(op, specs, attributes, any_stride=True), DEVICES[architecture], cache)
+        yield Packing(environment, directory(), ObjectCache(environment, folder))
 
 
 def compiled(
@@ -154,10 +221,10 @@ def compiled(
     with planning(device):
         program = make(problem)
     launches = [each for each in program.launches if all(each.grid)]
-    return program, [(each, _machine(op, each, device, cache)) for each in launches]
+    return program, [(each, _machine(op.name, each, device, cache)) for each in launches]
 
 
-def _machine(op: Operator, of: Launch, device: Device, cache: ObjectCache) -> Machine:
+def _machine(what: str, of: Launch, device: Device, cache: ObjectCache) -> Machine:
     """The kernel of a launch, from the cache, or compiled with a warning that says so."""
     name = sha256((_sources() + ahead.key(of)).encode()).hexdigest()[:32]
     data = cache.read(name)
@@ -165,12 +232,12 @@ def _machine(op: Operator, of: Launch, device: Device, cache: ObjectCache) -> Ma
         return ahead.from_bytes(data)
     if isinstance(cache, PackedObjects) and cache.compiled is None:
         kernel = f"{cache.pack.path} lacks the kernel {of.kernel.__name__} for {cache.environment}"
-        raise RuntimeError(f"{op.name}: {kernel}, and Triton is not installed; {ADVICE}")
+        raise RuntimeError(f"{what}: {kernel}, and Triton is not installed; {ADVICE}")
     start = time.perf_counter()
     found = ahead.machine(of, device.architecture)
     cache.write(name, found.to_bytes())
     seconds = f"{time.perf_counter() - start:.1f} s"
-    text = f"{op.name}: its CUDA kernel {found.name} was compiled in {seconds}, and is kept for later runs"
+    text = f"{what}: its CUDA kernel {found.name} was compiled in {seconds}, and is kept for later runs"
     warnings.warn(text, RuntimeWarning, stacklevel=2)
     return found
 
