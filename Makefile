@@ -137,7 +137,7 @@ test-integrations: $(INTEGRATIONS)/.installed $(FLOWER)/.installed
 
 # onnxruntime-gpu, which has the same modules as onnxruntime, lies beside the environment: 256 MB. No device is needed.
 test-onnxruntime-gpu: $(VENV)/.torch $(GPU_RUNTIME)/.installed
-	PYTHONPATH=$(GPU_RUNTIME) $(RUN)/python -m pytest tests/onnxruntime/test_cuda_provider.py tests/cuda/test_nodes.py
+	PYTHONPATH=$(GPU_RUNTIME) $(RUN)/python -m pytest tests/onnxruntime/test_cuda_provider.py tests/cuda/test_nodes.py tests/training/test_device.py
 
 # On processors that qemu emulates: kernels of some operators; on older x86-64 the shared object and sessions, too, for
 # which onnxruntime's library for arm64 crashes in qemu 7.2 when it is loaded.

@@ -55,8 +55,8 @@ ROOMS = {
     ),
     "training/engine": (
         "numpy onnx onnxruntime torch rich",
-        "base contract cpu/compiler cpu/runtime cpu/kernels cpu/programs call call/libraries onnx/graph onnx/passes"
-        " onnxruntime training/files training/make",
+        "base contract ops cpu/compiler cpu/runtime cpu/kernels cpu/programs cuda call call/libraries onnx/graph"
+        " onnx/passes onnxruntime training/files training/make",
     ),
     "training/run": (
         "numpy onnxruntime matplotlib rich tensorboardX",

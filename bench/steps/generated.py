@@ -113,7 +113,7 @@ def of_set(artifacts: ArtifactSet, feeds: Mapping[str, np.ndarray], graph: Calla
     model = copied(artifacts.eval_model)
     parameters = {**artifacts.frozen, **artifacts.trainable}
     inputs_as_constants(model.graph, [numpy_helper.from_array(array, name) for name, array in parameters.items()])
-    return Subject(artifacts.name, model, artifacts.trainable, feeds, {OLD_GRAPH: lambda: graph().loss})
+    return Subject(artifacts.name, model, artifacts.trainable, feeds, {OLD_GRAPH: lambda: graph().loss_ahead()()})
 
 
 def measure(subject: Subject, seconds: float) -> dict[str, Any]:
@@ -193,4 +193,4 @@ def _runner(subject: Subject, model: onnx.ModelProto) -> Callable[[], float]:
     runner = BoundGraph(session, inputs, [declared(graph.output[0])], fixed, dict(written), "bench")
     runner([subject.feeds[spec.name] for spec in inputs])
 
-    return lambda: runner().loss
+    return lambda: runner().loss_ahead()()

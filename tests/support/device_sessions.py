@@ -1,16 +1,19 @@
 """Stock onnxruntime whose nodes of opgrad are those of CUDA's provider, on the stand-in for a device (support/ptx).
 
 The provider that computes is the CPU's, so that onnxruntime's memory is the device's: kernels may access the tensors
-that a node has asked for in this run, and the working memory that it was given. A plugin of pytest:
-`-p device_sessions` with OPGRAD_PTX=90.
+that a node has asked for in this run, and the working memory that it was given; the engine's own kernels what it has
+allocated. A plugin of pytest: `-p device_sessions` with OPGRAD_PTX=90.
 """
 
 import ctypes
 import math
 import os
 import tempfile
+import weakref
+from types import SimpleNamespace
 
 import numpy as np
+import onnxruntime
 from ptx import driver as stand_in
 
 DEVICE = stand_in.start(int(os.environ["OPGRAD_PTX"]))
@@ -18,6 +21,7 @@ DEVICE.context = 1  # which CUDA's provider makes current
 
 from opgrad.contract import DTYPES  # noqa: E402
 from opgrad.onnxruntime import abi, custom_ops, device_plans, overloads  # noqa: E402
+from opgrad.training.engine import device as engine  # noqa: E402
 
 ENTRIES = 300
 STREAM = 0x5700
@@ -124,3 +128,28 @@ device_plans.directory = lambda: _kernels.name  # which are PTX here, and none f
 custom_ops.Api = Api
 custom_ops.PROVIDERS = custom_ops.PROVIDERS[:1] * 2
 custom_ops.overloads = lambda: (each for each in overloads.overloads_beside_cuda() if each.on_device)
+
+# --- the engine ------------------------------------------------------------------------------------------------------
+
+arrays = {}  # by address, the bytes of those that the engine has allocated and not given back
+_array, _run = engine.Device.array, device_plans.Pass.__call__
+
+
+def array(self, *given):
+    made = _array(self, *given)
+    arrays[made.address] = made.nbytes
+    weakref.finalize(made.owner, arrays.pop, made.address, None)
+    return made
+
+
+def run(self, **numbers):
+    DEVICE.take_back()
+    for address, size in arrays.items():
+        DEVICE.memory.add_range("the engine's array", address, size)
+    _run(self, **numbers)
+
+
+engine.TYPE = "cpu"
+engine.onnxruntime = SimpleNamespace(**{**vars(onnxruntime), "get_available_providers": lambda: [engine.CUDA]})
+engine.Device.array, device_plans.Pass.__call__ = array, run
+engine.Device.providers = ("CPUExecutionProvider",)

@@ -513,7 +513,7 @@ def test_parts_of_different_models(tmp_path):
 
 def test_other_devices_and_types():
     state, _, _ = load()
-    for device in ("cuda", "cuda:0", "cpu:x", "somewhere"):
+    for device in ("cuda:x", "cpu:x", "somewhere"):
         with pytest.raises(NotImplementedError, match=f"device is '{device}', expected 'cpu'"):
             Module(DIGITS / "training_model.onnx", state, device=device)
     with pytest.raises(TypeError, match="state is int, expected Checkpoint"):

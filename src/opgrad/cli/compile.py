@@ -235,11 +235,14 @@ def compile_operator_on_device(architecture: int, into: str, name: str, dtype: s
 
 def compile_set_on_device(architecture: int, into: str, folder: Path) -> None:
     """Compile the CUDA kernels that the graphs of an artifact set take into a folder, for batches as `compile_set`."""
-    from opgrad.onnxruntime.device_plans import compile_ahead
+    from opgrad.onnxruntime.device_plans import compile_ahead, compile_engine
     from opgrad.onnxruntime.needed_kernels import calls
     from opgrad.training import ArtifactSet
+    from opgrad.training.engine.memory import FlatTensors
 
     artifacts = ArtifactSet.load(folder)
+    flat = FlatTensors({name: array.shape for name, array in artifacts.trainable.items()}).flat
+    compile_engine(flat.size, architecture, into)
     for batch in _samples(artifacts):
         shapes = {name: array.shape for name, array in batch.items()}
         for model in (artifacts.training_model, artifacts.eval_model):

@@ -69,6 +69,7 @@ class Paths:
     )
     export: Path | None = opt("A file for the trained model, with the outputs it had; default: none.", dir_okay=False)
     artifacts: Path | None = opt("The folder that keeps the artifacts made of a model; default: none.", file_okay=False)
+    device: str = opt("Where it trains: cpu, or cuda with onnxruntime-gpu.", default="cpu")
 
 
 @takes_groups
@@ -119,6 +120,7 @@ def train(
     _check_quantization(quantization)
     finish = _convert_file if quantization.quantize else None
     with processes.failing_together(), ExitStack() as stack:
+        job.check_device(paths.device, processes)
         options = given(*making.groups) | ({"--artifacts": paths.artifacts} if paths.artifacts else {})
         if is_set and options:
             are = "is" if len(options) == 1 else "are"
@@ -149,7 +151,7 @@ def train(
         try:
             with TrainingBar(screen, artifacts.name, epochs=recipe.epochs) as bar:
                 what = artifacts, recipe, paths.data, output, bar, resumption, processes, finish, settings.log or ()
-                run = job.train(*what)
+                run = job.train(*what, paths.device)
         except Interrupted as interruption:
             going_on = RunSettings(log=settings.log), replace(paths, resume=None), *making.groups
             options = {"--resume": interruption.checkpoint, **given(*going_on)}

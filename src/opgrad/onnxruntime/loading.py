@@ -6,10 +6,11 @@ another file.
 
 import os
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -22,16 +23,17 @@ from opgrad.onnx.graph.messages import FLOATS, copied, declared_types, domain_of
 from opgrad.onnx.graph.nodes import captured, subgraphs
 from opgrad.onnx.plain.lowering import lower
 from opgrad.onnxruntime.private import reason
-from opgrad.onnxruntime.sessions import InferenceSession, register
+from opgrad.onnxruntime.sessions import CPU, InferenceSession, register
 
 # onnxruntime's optimizer also takes out Dropout in training mode where nothing reads its mask.
 DISABLED = ("EliminateDropout",)
 
 
 def open_session(
-    model: Source, options: onnxruntime.SessionOptions, what: str, stock: bool = False, folds: bool = True
-) -> onnxruntime.InferenceSession:
-    """A session on the CPU, with opgrad's operators or, for `stock`, without them.
+    model: Source, options: onnxruntime.SessionOptions, what: str, stock: bool = False, folds: bool = True,
+    providers: Sequence[Any] = (CPU,),
+) -> onnxruntime.InferenceSession:  # fmt: skip
+    """A session, by default on the CPU, with opgrad's operators or, for `stock`, without them.
 
     what: the caller and the model's name, for messages. folds: whether onnxruntime computes constants ahead, which has
     no limit of memory.
@@ -44,7 +46,7 @@ def open_session(
         check_regular(Path(model), f"{what}: {os.fspath(model)}")
     try:
         disabled = DISABLED if folds else (*DISABLED, "ConstantFolding")
-        return make(model, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled)
+        return make(model, options, providers=list(providers), disabled_optimizers=disabled)
     except Exception as error:  # onnxruntime's exceptions have no common base class, and others come from its C++ part
         notes = getattr(error, "__notes__", ())
         raise ValueError(f"{what}: onnxruntime cannot load the model: {' '.join([reason(error), *notes])}") from None

@@ -248,18 +248,18 @@ def InferenceSession(
         raise
     asked = [each if isinstance(each, str) else each[0] for each in providers or ()]
     if CUDA in asked and CUDA not in session.get_providers():
-        lacking = (
-            "has no CUDA provider, expected onnxruntime-gpu: pip uninstall onnxruntime; pip install onnxruntime-gpu"
-        )
-        if CUDA in onnxruntime.get_available_providers():
-            lacking = (
-                "finds no CUDA device here, or not the libraries that its log names, expected CUDA's driver and these"
-            )
-        text = f"InferenceSession: providers has {CUDA}, but onnxruntime {onnxruntime.__version__} {lacking}"
+        text = f"InferenceSession: providers has {CUDA}, but onnxruntime {onnxruntime.__version__} {lacking_cuda()}"
         if CPU not in asked:
             raise RuntimeError(f"{text}; or {CPU} for the CPU")
         warnings.warn(f"{text}; the session runs on the CPU", RuntimeWarning, stacklevel=2)
     return session
+
+
+def lacking_cuda() -> str:
+    """What a session without CUDA's provider lacks, in words."""
+    if CUDA in onnxruntime.get_available_providers():
+        return "finds no CUDA device here, or not the libraries that its log names, expected CUDA's driver and these"
+    return "has no CUDA provider, expected onnxruntime-gpu: pip uninstall onnxruntime; pip install onnxruntime-gpu"
 
 
 def _release(version: str) -> tuple[int, ...]:

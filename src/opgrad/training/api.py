@@ -17,9 +17,10 @@ from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, in_floa
 from opgrad.onnx.graph.loading import Source, name_of, read_model
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.passes.patterns import use_internal_losses
+from opgrad.training.engine.device import opened
 from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.engine.export import write_inference_model
-from opgrad.training.engine.memory import SGD, AdamW, GradientNorm, TrainingMemory, clip_factor
+from opgrad.training.engine.memory import SGD, AdamW, Flat, GradientNorm, TrainingMemory, clip_factor, zeros_like
 from opgrad.training.engine.training_graph import (
     BoundGraph,
     Value,
@@ -60,7 +61,10 @@ class Parameter:
 
     @property
     def data(self) -> np.ndarray:
-        """The values, as a view of the memory that the graph reads: writing into it changes the parameter."""
+        """The values, as a view of the memory that the graph reads: writing into it changes the parameter.
+
+        From a device they are copied, and cannot be written into.
+        """
         found = self._memory.parameters.get(self._name)
         return self._memory.frozen[self._name] if found is None else found
 
@@ -76,7 +80,7 @@ class Parameter:
             raise TypeError(f"{what} is {value.dtype}, expected {target.dtype}")
         if value.shape != target.shape:
             raise ValueError(f"{what} has shape {value.shape}, expected {target.shape}")
-        np.copyto(target, value)
+        self._memory.write(self._name, value)
 
     @property
     def grad(self) -> np.ndarray | None:
@@ -260,13 +264,15 @@ MOST_SIGNATURES = 256
 
 
 class Module:
-    """Trains and evaluates the model of training artifacts, on the CPU.
+    """Trains and evaluates the model of training artifacts.
 
     train_model_uri: the file of the training graph, or its bytes.
     state: the parameters; the module reads and changes them in place. Those that it changes are float32: a graph in
     float16 or bfloat16 computes in float32, and the exported model stores them in its own types.
     eval_model_uri: the file of the eval graph, or its bytes; needed for evaluation and export.
-    device: "cpu".
+    device: "cpu", or "cuda" (also "cuda:1") for an NVIDIA GPU with onnxruntime-gpu, where the state's parameters and
+    gradients stay: what reads one gets a copy that cannot be written, giving one a value copies it there. Calls with
+    OrtValues return OrtValues of the device, without waiting for them.
     session_options: onnxruntime's; by default as many threads as `opgrad.get_num_threads()` says.
     process_group: a group of torch.distributed with a backend for the CPU such as gloo. Its processes train the same
     model, each on its own batches. All begin with the parameters of the first process, and before a step, or before
@@ -276,8 +282,9 @@ class Module:
     training: whether a call trains (True at first) or evaluates.
 
     Raises FileNotFoundError if there is no such file; ValueError if it is no model, no training graph, or the
-    checkpoint belongs to another model; NotImplementedError for another device, and for an operator that neither
-    onnxruntime nor opgrad has, which it names.
+    checkpoint belongs to another model; NotImplementedError for another device, for what does not train on a device (a
+    process group, batch normalization that updates statistics, frozen weights of 8 bits or fewer), and for an operator
+    that neither onnxruntime nor opgrad has, which it names; RuntimeError where there is no such device.
     """
 
     training: bool
@@ -293,11 +300,9 @@ class Module:
         *,
         fuse: bool = True,
     ) -> None:
-        kind, _, number = str(device).partition(":")
-        if kind != "cpu" or (number and not number.isdecimal()):
-            raise NotImplementedError(
-                f"{WHO}: device is {device!r}, expected 'cpu'; other devices are not trained on here"
-            )
+        on = opened(device, WHO)
+        if on is not None and process_group is not None:
+            raise NotImplementedError(f"{WHO}: device is {device!r}, expected 'cpu' with a process_group")
         if not isinstance(state, CheckpointState):
             raise TypeError(f"{WHO}: state is {type(state).__name__}, expected CheckpointState")
         model, constants = read_shared(train_model_uri, WHO)
@@ -308,6 +313,10 @@ class Module:
         self._state, self._memory = state, state._memory
         memory, what = self._memory, f"{WHO}: {name_of(train_model_uri)}"
         _fit(model.graph, memory)
+        if on is not None and memory.device is None:
+            memory.move(on, written_inputs(model.graph))
+        if memory.device is not on:
+            raise ValueError(f"{WHO}: device is {device!r}, expected that of the module which the state has already")
         gradients = without_accumulators(model, what)
         compute_in_float32(model, {*memory.parameters, *written_inputs(model.graph)})
         self._graph = open_training(model, gradients, memory, constants, options, what, fuse)
@@ -316,19 +325,19 @@ class Module:
             self._eval_model, of_eval = read_shared(eval_model_uri, WHO)
             evaluating(self._eval_model)
             self._constants = {**constants, **of_eval}
-            evaluated, fixed = copied(self._eval_model), {**memory.parameters, **memory.frozen, **of_eval}
+            evaluated, fixed = copied(self._eval_model), {**memory.operands, **of_eval}
             compute_in_float32(evaluated, {name for name, each in fixed.items() if each.dtype == np.float32})
             use_internal_losses(evaluated)
             inputs = [declared(value) for value in evaluated.graph.input if value.name not in fixed]
             outputs = [declared(value) for value in evaluated.graph.output]
             what = f"{WHO}: {name_of(eval_model_uri)}"
-            self._eval_graph = open_bound(evaluated, options, what, inputs, outputs, fixed, {})
+            self._eval_graph = open_bound(evaluated, options, what, inputs, outputs, fixed, {}, on)
         held = memory.parameters.keys() | memory.frozen.keys()
         self._order = [value.name for value in model.graph.input if value.name in held]
         self._norm: GradientNorm | None = None
         self._processes = OneProcess() if process_group is None else self._joined(process_group)
         self._overwrites = True  # whether the next gradients replace the present ones; else they are added to them
-        self._before = np.empty(0, np.float32)  # the gradients of the batches before, while others are added to them
+        self._before: Flat = np.empty(0, np.float32)  # gradients of the batches before, while others are added to them
         self._reduced = True  # whether the gradients are averaged over all processes, or there are none yet
         self._fitting: set[Any] = set()  # combinations of mode, dtypes and shapes of inputs that passed the checks
         memory.bound = True
@@ -371,12 +380,12 @@ class Module:
         """Run the training graph, and add its gradients to the present ones, which stay as they are after an error."""
         flat = self._memory.gradients.flat
         if self._before.shape != flat.shape:
-            self._before = np.empty_like(flat)
-        np.copyto(self._before, flat)
+            self._before = zeros_like(flat)
+        self._before[...] = flat
         try:
             self._graph(values)
         except BaseException:
-            np.copyto(flat, self._before)
+            flat[...] = self._before
             raise
         flat += self._before
 
@@ -471,7 +480,7 @@ class Module:
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
         """The number of elements of the trainable parameters, or of all."""
-        return sum(array.size for array in self._parameters(trainable_only))
+        return sum(array.size for array in self._parameters(trainable_only).values())
 
     def get_contiguous_parameters(self, trainable_only: bool = False) -> onnxruntime.OrtValue:
         """A copy of the parameters, one behind the other in the order of the training graph's inputs.
@@ -480,7 +489,7 @@ class Module:
         Returns float32 [get_parameters_size(trainable_only)]. Raises TypeError if a parameter is not float32.
         """
         arrays = self._float_parameters(trainable_only, "get_contiguous_parameters")
-        buffer = np.concatenate([np.empty(0, np.float32), *(array.reshape(-1) for array in arrays)])
+        buffer = np.concatenate([np.empty(0, np.float32), *(np.asarray(each).reshape(-1) for each in arrays.values())])
         return ort_value(buffer)
 
     def copy_buffer_to_parameters(self, buffer: onnxruntime.OrtValue | np.ndarray, trainable_only: bool = True) -> None:
@@ -493,7 +502,7 @@ class Module:
         caller = "copy_buffer_to_parameters"
         arrays = self._float_parameters(trainable_only, caller)
         values = buffer.numpy() if hasattr(buffer, "numpy") else buffer
-        size = sum(array.size for array in arrays)
+        size = sum(array.size for array in arrays.values())
         if not isinstance(values, np.ndarray) or values.dtype != np.float32:
             found = getattr(values, "dtype", type(values).__name__)
             raise TypeError(f"{WHO}.{caller}: buffer is {found}, expected float32")
@@ -502,18 +511,19 @@ class Module:
         if self._memory.nominal and trainable_only and self._memory.frozen:
             raise ValueError(f"{WHO}.{caller}: trainable_only is True, expected False: the checkpoint is nominal")
         start = 0
-        for array in arrays:
-            array[...] = values[start : start + array.size].reshape(array.shape)
+        for name, array in arrays.items():
+            self._memory.write(name, values[start : start + array.size].reshape(array.shape))
             start += array.size
         self._memory.nominal = False
 
-    def _parameters(self, trainable_only: bool) -> list[np.ndarray]:
-        every = {**self._memory.parameters, **({} if trainable_only else self._memory.frozen)}
-        return [every[name] for name in self._order if name in every]
+    def _parameters(self, trainable_only: bool) -> dict[str, Any]:
+        """The parameters where they lie."""
+        every = self._memory.parameters.operands if trainable_only else self._memory.operands
+        return {name: every[name] for name in self._order if name in every}
 
-    def _float_parameters(self, trainable_only: bool, caller: str) -> list[np.ndarray]:
+    def _float_parameters(self, trainable_only: bool, caller: str) -> dict[str, Any]:
         arrays = self._parameters(trainable_only)
-        for array in arrays:
+        for array in arrays.values():
             if array.dtype != np.float32:
                 raise TypeError(f"{WHO}.{caller}: a frozen parameter is {array.dtype}, expected float32")
         return arrays
@@ -609,7 +619,7 @@ class Optimizer:
 
         Raises RuntimeError before the first call of a module in training mode, if no gradient was set otherwise.
         """
-        if not self._memory.computed and not self._memory.gradients.flat.any():
+        if not self._memory.computed and not np.asarray(self._memory.gradients.flat).any():
             raise RuntimeError("Optimizer.step: there are no gradients yet, call the module in training mode first")
         self._memory.computed = True
         self._module.reduce_gradients()

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from opgrad.onnx.graph.loading import check_sizes, read_model
 from opgrad.onnx.graph.messages import copied, domain_of, import_microsoft
 from opgrad.onnx.graph.nodes import attributes_of
 from opgrad.onnxruntime import loading
+from opgrad.training.engine.device import Device
 from opgrad.training.engine.export import declared_outputs, graph_between
 from opgrad.training.engine.training_graph import open_session, run, session_options
 from opgrad.training.files.artifact_set import FILES, LOSSES, ArtifactSet
@@ -141,11 +143,13 @@ class Evaluation:
 class Evaluator:
     """Runs the eval graph, with the tensors that the loss compares as further outputs.
 
+    device: where it computes, with parameters that lie there; None: the CPU.
+
     outputs: the declarations of the tensors that an exported model has as outputs.
     """
 
-    def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions):
-        self._artifacts, self._objective = artifacts, artifacts.objective
+    def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions, device: Device | None = None):
+        self._artifacts, self._objective, self._device = artifacts, artifacts.objective, device
         self._what = f"Evaluator: {artifacts.directory / FILES[1]}"
         self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs)
         self._options = options
@@ -161,7 +165,7 @@ class Evaluator:
             if name not in known:
                 model.graph.output.add().name = name
         import_microsoft(model)  # onnxruntime needs it for nodes that it fuses when opgrad's operators are registered
-        return open_session(model, self._options, self._what)
+        return open_session(model, self._options, self._what, self._device)
 
     @property
     def _compared(self) -> list[str]:
@@ -179,11 +183,11 @@ class Evaluator:
         if self._classes:
             check_classes(arrays[objective.label], self._classes, objective.ignored, self._artifacts.label)
 
-    def evaluate(self, data: Examples, parameters: Mapping[str, np.ndarray], batch_size: int) -> Evaluation:
+    def evaluate(self, data: Examples, parameters: Mapping[str, Any], batch_size: int) -> Evaluation:
         """Loss and accuracy over a dataset.
 
         data: arrays in the dtypes and shapes of the graph's inputs.
-        parameters: by name.
+        parameters: by name, arrays or what lies on the device.
         batch_size: rows computed at once.
         """
         loss = right = counted = weight = 0.0
@@ -206,7 +210,7 @@ class Evaluator:
             weight += share
         return Evaluation(loss / (weight or 1.0), right / (counted or 1.0) if self._compared else None)
 
-    def _share(self, found: Mapping[str, np.ndarray], answers: float) -> float:
+    def _share(self, found: Mapping[str, Any], answers: float) -> float:
         """The weight of a batch's loss in the mean over all batches."""
         divisor = self._reduction.divisor
         weights = found.get(self._reduction.weights or "", self._reduction.values)  # None: all classes count the same
@@ -215,7 +219,7 @@ class Evaluator:
         if weights is None or not self._compared:
             return float(answers)
         labels = found[self._compared[1]]
-        return float(weights[labels[self._counts(labels)]].sum(dtype=np.float64))
+        return float(np.asarray(weights)[labels[self._counts(labels)]].sum(dtype=np.float64))
 
     def exported_accuracy(self, model: str | PathLike[str], data: Dataset, batch_size: int = 512) -> float | None:
         """The accuracy of an exported model, in a session without opgrad's operators.

@@ -1,11 +1,11 @@
 """The memory of a training: parameters, gradients and the optimizer's state; and the optimizer's step over them.
 
-AdamW and gradient descent change flat arrays in passes over parts, in several threads. Of embedding tables a step may
-change only the rows that a batch has read.
+AdamW and gradient descent change flat arrays in passes over parts, in several threads, or on a CUDA device. Of
+embedding tables a step may change only the rows that a batch has read.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,9 +19,11 @@ from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
 from opgrad.cpu.runtime.plan import Address, Pass, ceil_div, per_part
+from opgrad.cuda import PARTS
 from opgrad.onnx.graph.conversion import is_half
 from opgrad.onnx.graph.messages import keep
 from opgrad.onnx.graph.nodes import reads_values
+from opgrad.training.engine.device import Device, DeviceArray
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import AdamWRule, Rule, SGDRule
@@ -38,13 +40,25 @@ LEAST_SHARED_BYTES = 1 << 27
 # --- passes over memory ----------------------------------------------------------------------------------------------
 
 
+Flat: TypeAlias = Any  # np.ndarray | DeviceArray [n], with the same operations
+
+
+def zeros_like(flat: Flat) -> Flat:
+    """Flat memory of the same size, which holds zeros."""
+    return flat.device.array(flat.shape) if isinstance(flat, DeviceArray) else np.zeros_like(flat)
+
+
 class GradientNorm:
     """The Euclidean norm of all gradients together, summed in float64; the same with any number of threads.
 
-    gradients: float32 or float64 [n], read by every call.
+    gradients: float32 or float64 [n], or float32 on a device; read by every call.
     """
 
-    def __init__(self, gradients: np.ndarray):
+    def __init__(self, gradients: Flat):
+        if isinstance(gradients, DeviceArray):
+            self._sums: Flat = gradients.device.array((PARTS,), np.float64)
+            self._pass: Callable[[], None] = gradients.device.run("squares", (gradients, self._sums))
+            return
         parts = ceil_div(gradients.size, per_part(gradients.size, gradients.nbytes))
         self._sums = np.zeros(parts)
         sums = Address(self._sums.ctypes.data, "float64")
@@ -54,7 +68,7 @@ class GradientNorm:
     def measure(self, squares: float = 0.0) -> float:
         """The norm of the gradients as they are now. squares: the sum of the squares of further gradients."""
         self._pass()
-        return math.sqrt(float(self._sums.sum()) + squares)
+        return math.sqrt(float(np.asarray(self._sums).sum()) + squares)
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
@@ -69,7 +83,8 @@ def clip_factor(norm: float, max_norm: float) -> float:
 class _FlatOptimizer:
     """A rule that is applied to all parameters at once, by one pass of a kernel over memory.
 
-    arrays: parameters, gradients and moments. named: the kernel's arguments for these and the address of the factors.
+    arrays: parameters, gradients and moments, all on the host or on one device.
+    named: the CPU kernel's arguments for these and the address of the factors.
     """
 
     __slots__ = ("__weakref__", "_factors", "_norm", "_pass", "learning_rate", "rule", "steps")
@@ -77,16 +92,22 @@ class _FlatOptimizer:
     rule: Rule
 
     def __init__(
-        self, kernel: Any, arrays: Sequence[np.ndarray], named: Callable[..., Any], learning_rate: float, rule: Rule
+        self, kernel: Any, arrays: Sequence[Flat], named: Callable[..., Any], learning_rate: float, rule: Rule
     ):
         self.learning_rate, self.rule, self.steps = learning_rate, rule, 0
-        self._norm = None if rule.max_norm is None else GradientNorm(arrays[1])
-        self._factors = np.ones(kernels.FACTORS)
+        self._factors, self._norm = np.ones(kernels.FACTORS), None
+        if isinstance(arrays[0], DeviceArray):
+            self._pass: Callable[[], None] = arrays[0].device.step(
+                kernel.function.__name__, arrays, self._factors, rule
+            )
+            return
+        if rule.max_norm is not None:
+            self._norm = GradientNorm(arrays[1])
         factors = self._factors.ctypes.data
         self._pass = Pass(kernel, arrays, lambda given: named(given, factors), LEAST_SHARED_BYTES)
 
     @property
-    def moments(self) -> dict[str, np.ndarray]:
+    def moments(self) -> dict[str, Flat]:
         """The moments by the names that they have in a checkpoint, arrays like the parameters."""
         return {}
 
@@ -114,7 +135,7 @@ class _FlatOptimizer:
 class SGD(_FlatOptimizer):
     """Gradient descent, `p -= learning_rate * g`.
 
-    parameters: float32 or float64 [n], changed by every step.
+    parameters: float32 or float64 [n], or float32 on a device; changed by every step.
     gradients: the same dtype [n], read by every step; clipped in place first if the rule has a `max_norm`.
     learning_rate: an attribute, which may be set at any time.
     rule: the rule's attributes.
@@ -124,9 +145,7 @@ class SGD(_FlatOptimizer):
 
     __slots__ = ()
 
-    def __init__(
-        self, parameters: np.ndarray, gradients: np.ndarray, learning_rate: float, rule: SGDRule | None = None
-    ):
+    def __init__(self, parameters: Flat, gradients: Flat, learning_rate: float, rule: SGDRule | None = None):
         super().__init__(kernels.sgd, (parameters, gradients), sgd_in_place, learning_rate, rule or SGDRule())
 
     def _set_factors(self) -> None:
@@ -136,7 +155,7 @@ class SGD(_FlatOptimizer):
 class AdamW(_FlatOptimizer):
     """AdamW with the moments m and v, which start at 0; t counts the steps from 1.
 
-    parameters: float32 or float64 [n], changed by every step.
+    parameters: float32 or float64 [n], or float32 on a device; changed by every step.
     gradients: the same dtype [n], read by every step; clipped in place first if the rule has a `max_norm`.
     learning_rate: an attribute, which may be set at any time.
     rule: the rule's attributes.
@@ -160,8 +179,8 @@ class AdamW(_FlatOptimizer):
 
     rule: AdamWRule
 
-    def __init__(self, parameters: np.ndarray, gradients: np.ndarray, learning_rate: float, rule: AdamWRule):
-        self.first_moment, self.second_moment = np.zeros_like(parameters), np.zeros_like(parameters)
+    def __init__(self, parameters: Flat, gradients: Flat, learning_rate: float, rule: AdamWRule):
+        self.first_moment, self.second_moment = zeros_like(parameters), zeros_like(parameters)
         arrays = parameters, gradients, self.first_moment, self.second_moment
         alpha, beta = rule.alpha, rule.beta
 
@@ -171,7 +190,7 @@ class AdamW(_FlatOptimizer):
         super().__init__(kernels.adamw, arrays, named, learning_rate, rule)
 
     @property
-    def moments(self) -> dict[str, np.ndarray]:
+    def moments(self) -> dict[str, Flat]:
         """The moments by the names that they have in a checkpoint, arrays like the parameters."""
         return {"momentum0": self.first_moment, "momentum1": self.second_moment}
 
@@ -182,7 +201,7 @@ class AdamW(_FlatOptimizer):
         self._factors[: kernels.CLIP] = step.factors()
 
 
-def started(rule: Rule, parameters: np.ndarray, gradients: np.ndarray, learning_rate: float) -> SGD | AdamW:
+def started(rule: Rule, parameters: Flat, gradients: Flat, learning_rate: float) -> SGD | AdamW:
     """The optimizer of a rule for these parameters; see `SGD` and `AdamW`."""
     if isinstance(rule, SGDRule):
         return SGD(parameters, gradients, learning_rate, rule)
@@ -333,46 +352,47 @@ class FlatTensors(Mapping[str, np.ndarray]):
     """Named float32 arrays that lie one behind the other in one array.
 
     shapes: by name, in the order in which they lie. Each starts on a cache line, with zeros before the next.
+    device: where they lie; None: in the host's memory, as views of which they are read and written. Of a device's
+    memory, reading gives a copy that cannot be written.
 
-    flat: float32 [n], the memory of all of them; each named array is a view of it.
-    extended: float32 [n + 1], the same memory with one further number behind it.
+    flat: float32 [n], the memory of all of them. operands: each of them, where it lies.
+    extended: float32 [n + 1], the same memory with one further number behind it; of a device this number alone.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: Device | None = None):
         item = np.dtype(np.float32).itemsize
         sizes = {name: int(np.prod(shape, dtype=np.int64)) for name, shape in shapes.items()}
-        starts, end = {}, 0
+        self._starts, end = dict[str, int](), 0
         for name, size in sizes.items():
-            starts[name] = end
+            self._starts[name] = end
             end += -(-size * item // LINE) * LINE // item
-        memory = np.zeros(end + 2 * LINE // item, np.float32)
-        skipped = -memory.ctypes.data % LINE // item
-        self.flat, self.extended = memory[skipped : skipped + end], memory[skipped : skipped + end + 1]
-        self._views = {
-            name: self.flat[start : start + sizes[name]].reshape(shapes[name]) for name, start in starts.items()
-        }
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every array, in the order in which they lie."""
-        return {name: view.shape for name, view in self._views.items()}
+        self.shapes = dict(shapes)
+        if device is None:
+            memory = np.zeros(end + 2 * LINE // item, np.float32)
+            skipped = -memory.ctypes.data % LINE // item
+            self.flat: Flat = memory[skipped : skipped + end]
+            self.extended = memory[skipped : skipped + end + 1]
+            self.operands: dict[str, Flat] = dict(self.views_of(self.flat))
+        else:
+            self.flat, self.extended = device.array((end,)), np.zeros(1, np.float32)
+            self.operands = {name: self.flat.part(self._starts[name], shape) for name, shape in shapes.items()}
 
     def views_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """The same arrays in another flat memory of this size."""
         return {
-            name: flat[start : start + view.size].reshape(view.shape)
-            for name, view in self._views.items()
-            for start in ((view.ctypes.data - self.flat.ctypes.data) // self.flat.itemsize,)
+            name: flat[start : start + math.prod(shape)].reshape(shape)
+            for (name, shape), start in zip(self.shapes.items(), self._starts.values(), strict=True)
         }
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._views[name]
+        found = self.operands[name]
+        return found if isinstance(found, np.ndarray) else found.read()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
+        return iter(self.operands)
 
     def __len__(self) -> int:
-        return len(self._views)
+        return len(self.operands)
 
 
 class TrainingMemory:
@@ -384,6 +404,7 @@ class TrainingMemory:
     row_wise: the names of trainable tables of which a step changes some rows alone.
 
     parameters, gradients: of all trainable parameters except these tables, by name.
+    device: where these are; None: in the host's memory.
     frozen: the other parameters. tables: the row-wise tables. rows: the steps of the tables; None without tables.
     optimizer: that of `parameters`; None before `start`.
     nominal: whether the parameters have no values yet; until `shape` is called they have no memory then.
@@ -402,6 +423,8 @@ class TrainingMemory:
         self.optimizer: SGD | AdamW | None = None
         self.rows: RowWise | None = None
         self.bound = self.computed = False
+        self.device: Device | None = None
+        self._copies: dict[str, DeviceArray] = {}  # of frozen parameters, on the device
         self.shape({name: array.shape for name, array in trainable.items() if name not in self.tables})
         for name, view in self.parameters.items():
             view[...] = trainable[name]
@@ -410,7 +433,35 @@ class TrainingMemory:
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Make new memory for trainable parameters of these shapes, and for their gradients."""
-        self.parameters, self.gradients = FlatTensors(shapes), FlatTensors(shapes)
+        self.parameters, self.gradients = FlatTensors(shapes, self.device), FlatTensors(shapes, self.device)
+
+    def move(self, device: Device, written: Collection[str]) -> None:
+        """Move parameters and gradients to a device, and copy the frozen parameters there.
+
+        written: frozen parameters that runs of the graph change.
+        Raises NotImplementedError, which names it, for what steps on a device do not have.
+        """
+        lacks = {f"{name!r} is trained by rows (row_wise)": True for name in self.tables}
+        for name, array in self.frozen.items():
+            lacks[f"{name!r} is a running statistic of batch normalization"] = name in written
+            lacks[f"{name!r} is a weight of {array.dtype}"] = array.dtype.itemsize == 1 and array.dtype != np.bool_
+        for what in (what for what, lacking in lacks.items() if lacking):
+            raise NotImplementedError(f"{what}, which is not trained on a CUDA device, expected device 'cpu'")
+        before, self.device = self.parameters, device
+        self.shape(before.shapes)
+        self.parameters.flat[...] = before.flat
+        self._copies = {name: device.array(each.shape, each.dtype, each) for name, each in self.frozen.items()}
+
+    @property
+    def operands(self) -> dict[str, Any]:
+        """All parameters by name, where graphs read them: arrays, or what lies on the device."""
+        return {**self.parameters.operands, **self.tables, **self.frozen, **self._copies}
+
+    def write(self, name: str, value: np.ndarray) -> None:
+        """Give a parameter a value of its dtype and shape, in its memory."""
+        self.operands[name][...] = value
+        if name in self._copies:
+            self.frozen[name][...] = value
 
     @property
     def trainable(self) -> dict[str, np.ndarray]:
@@ -426,11 +477,8 @@ class TrainingMemory:
         """
         optimizer = started(rule, self.parameters.flat, self.gradients.flat, learning_rate)
         rows = RowWise(optimizer, self.tables) if self.tables else None
-        if group is not None:
-            moments = self._moments(optimizer, rows)
-            if optimizer.moments:  # SGD goes on from the state of any optimizer
-                _check_moments(group, moments)
-            _restore(optimizer, group, moments)
+        if group is not None:  # SGD goes on from the state of any optimizer
+            self._restore(optimizer, rows, group, checked=bool(optimizer.moments))
         self.optimizer, self.rows = optimizer, rows
         return optimizer
 
@@ -448,8 +496,11 @@ class TrainingMemory:
         return self._moments(self.optimizer, self.rows)
 
     def _moments(self, optimizer: SGD | AdamW, rows: RowWise | None) -> dict[str, dict[str, np.ndarray]]:
+        return self._by_parameter({name: np.asarray(flat) for name, flat in optimizer.moments.items()}, rows)
+
+    def _by_parameter(self, flats: Mapping[str, np.ndarray], rows: RowWise | None) -> dict[str, dict[str, np.ndarray]]:
         # onnxruntime-training 1.19.2 loads the state of SGD only if it has a moment for every parameter: zeros.
-        flats = optimizer.moments or {"momentum0": np.zeros(self.parameters.flat.shape, np.float32)}
+        flats = flats or {"momentum0": np.zeros(self.parameters.flat.shape, np.float32)}
         views = {moment: self.parameters.views_of(flat) for moment, flat in flats.items()}
         found = {name: {moment: each[name] for moment, each in views.items()} for name in self.parameters}
         for name, kept in rows.moments.items() if rows is not None else ():
@@ -462,9 +513,20 @@ class TrainingMemory:
         Raises ValueError, with nothing changed, if the state has moments of other parameters or another optimizer.
         """
         assert self.optimizer is not None
-        moments = self.moments()
-        _check_moments(group, moments)
-        _restore(self.optimizer, group, moments)
+        self._restore(self.optimizer, self.rows, group, checked=True)
+
+    def _restore(self, optimizer: SGD | AdamW, rows: RowWise | None, group: OptimizerGroup, checked: bool) -> None:
+        hosts = {moment: np.asarray(flat) for moment, flat in optimizer.moments.items()}
+        moments = self._by_parameter(hosts, rows)
+        if checked:
+            _check_moments(group, moments)
+        for name, each in moments.items():
+            for moment, array in each.items():
+                array[...] = group.moments.get(name, {}).get(moment, 0)
+        for moment, flat in optimizer.moments.items():
+            if flat is not hosts[moment]:
+                flat[...] = hosts[moment]
+        optimizer.steps = group.step
 
     # --- checkpoints ---
 
@@ -495,13 +557,6 @@ def _check_moments(group: OptimizerGroup, moments: Mapping[str, Arrays]) -> None
         check_like("moments", saved, _by_one_name(moments) if saved else {})
     except ValueError as error:
         raise ValueError(f"{error}: it was saved with another optimizer or model") from None
-
-
-def _restore(optimizer: SGD | AdamW, group: OptimizerGroup, moments: Mapping[str, Arrays]) -> None:
-    for name, each in moments.items():
-        for moment, array in each.items():
-            array[...] = group.moments.get(name, {}).get(moment, 0)
-    optimizer.steps = group.step
 
 
 def check_like(what: str, found: Arrays, expected: Arrays) -> None:

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from os import PathLike
 from typing import Any
@@ -17,6 +18,7 @@ from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.onnx.graph.conversion import has_halves, in_float32, rounded, written_inputs
 from opgrad.onnx.graph.messages import copied, keep
 from opgrad.onnx.graph.nodes import rename_inputs
+from opgrad.training.engine.device import opened
 from opgrad.training.engine.evaluation import Evaluation, Evaluator
 from opgrad.training.engine.export import check_export, export_model
 from opgrad.training.engine.memory import GROUP, SGD, AdamW, GradientNorm, TrainingMemory, check_like, expose
@@ -163,20 +165,25 @@ class Trainer:
     fuse: whether nodes such as the loss and its gradient become one; see `opgrad inspect`.
     loss_scale: lets a graph that computes in float16 do so, with the loss multiplied by this number or, with "dynamic",
         by one that is found; None: graphs in float16 and bfloat16 compute in float32.
+    device: "cpu", or "cuda" (also "cuda:1") for an NVIDIA GPU with onnxruntime-gpu, in whose memory parameters,
+        gradients and moments stay. A RuntimeWarning names nodes that have no CUDA kernel and run on the CPU.
 
     parameters: every parameter by name, float32 arrays of their present values; the trainable ones may be
         written to between steps. Those of models in float16 and bfloat16 are float32, too, and rounded in an export.
+        From a device reading one copies it, and it cannot be written.
     gradients: the gradients of the last batch, by the name of the parameter; those of row-wise tables are not kept.
     statistics: of the parameters, the means and variances of batch normalization, which every gradient updates.
     rows: the steps of row-wise tables; None: there are no such tables.
     loss_scale: the present factor, and how many steps were skipped as it was too large; None: the loss is not scaled.
 
     A name that a trainer does not have cannot be set: AttributeError.
+    Raises NotImplementedError for another device, and for what does not train on a device: row_wise, batch
+    normalization whose statistics are updated, frozen weights of 8 bits or fewer; RuntimeError where there is none.
     """
 
     __slots__ = (
-        "__weakref__", "_graph", "_memory", "_norm", "artifacts", "evaluator", "gradients", "loss_scale", "optimizer",
-        "parameters", "rows", "statistics",
+        "__weakref__", "_graph", "_memory", "_norm", "_scales", "artifacts", "evaluator", "gradients", "loss_scale",
+        "optimizer", "parameters", "rows", "statistics",
     )  # fmt: skip
 
     def __init__(
@@ -187,7 +194,9 @@ class Trainer:
         row_wise: Sequence[str] = (),
         fuse: bool = True,
         loss_scale: float | str | None = None,
+        device: str = "cpu",
     ):
+        on = opened(device, "Trainer")
         if options is None:
             options = session_options(get_num_threads())
         self.artifacts = artifacts
@@ -195,11 +204,13 @@ class Trainer:
             _check_learning_rate(learning_rate)
             self.loss_scale = None if loss_scale is None else LossScale(loss_scale)
             model, constants = artifacts.training(in_halves=loss_scale is not None)
+            self._scales: Mapping[str, np.ndarray] = {}
             gradients = dict(artifacts.gradients)
             if self.loss_scale is not None:
                 if row_wise:
                     raise ArgumentError("loss_scale", "and row_wise, expected one of them")
-                constants = {**constants, **scaled(model, gradients, self.loss_scale)}
+                self._scales = scaled(model, gradients, self.loss_scale)
+                constants = {**constants, **self._scales}
             row_wise = expose(model, gradients, row_wise)
         written = written_inputs(model.graph)
         kinds = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
@@ -209,15 +220,24 @@ class Trainer:
         }
         checkpoint = Checkpoint(dict(artifacts.trainable), frozen)
         memory = self._memory = TrainingMemory(checkpoint, unchanged=True, row_wise=row_wise)
+        if on is not None:
+            memory.move(on, written)
         what = f"Trainer: {artifacts.title}"
         self._graph = open_training(model, gradients, memory, constants, options, what, fuse)
-        self.evaluator = Evaluator(artifacts, options)
+        self.evaluator = Evaluator(artifacts, options, on)
         self.optimizer: SGD | AdamW = memory.start(artifacts.rule, float(learning_rate))
         self.rows = memory.rows
-        self.parameters: dict[str, np.ndarray] = {**memory.parameters, **memory.tables, **frozen}
+        trainable, held = memory.parameters, {**memory.tables, **frozen}
+        found: Any = {**trainable, **held} if on is None else ChainMap[str, Any](held, trainable)  # type: ignore[arg-type]
+        self.parameters: dict[str, np.ndarray] = found
         self.statistics = {name: array for name, array in frozen.items() if name in written}
         self.gradients = memory.gradients
         self._norm = None if self.loss_scale is None else GradientNorm(memory.gradients.flat)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it trains on a CUDA device."""
+        return self._memory.device is not None
 
     @property
     def learning_rate(self) -> float:
@@ -237,17 +257,38 @@ class Trainer:
         Raises ValueError for a missing input, a wrong shape or a label that is no class of the model, and
         TypeError for a wrong dtype; onnxruntime's exceptions carry what else a kernel finds wrong.
         """
-        loss = self.compute_gradients(batch)
+        return self.step_ahead(batch)()
+
+    def step_ahead(self, batch: Mapping[str, np.ndarray]) -> Callable[[], float]:
+        """Train on one batch like `step`, and return a function that returns its loss.
+
+        On a device the step may go on meanwhile, and the next one be given: the function waits for the loss.
+        """
+        loss = self._gradients_ahead(batch)
         self.update()
         return loss
 
     def update(self) -> None:
         """Change the parameters along the gradients; with a scaled loss, not along gradients that are not finite."""
-        if self.loss_scale is None or self._norm is None or self.loss_scale.takes(math.isfinite(self._norm.measure())):
+        if self.loss_scale is None or self._norm is None:
             self._memory.step()
+            return
+        before, takes = self.loss_scale.factor, self.loss_scale.takes(math.isfinite(self._norm.measure()))
+        if self.loss_scale.factor != before:
+            self._bind_scale()
+        if takes:
+            self._memory.step()
+
+    def _bind_scale(self) -> None:
+        """Give the graph the factor of the loss: a device has a copy of it."""
+        for name, array in self._scales.items():
+            self._graph.replace(name, array)
 
     def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
+        return self._gradients_ahead(batch)()
+
+    def _gradients_ahead(self, batch: Mapping[str, np.ndarray]) -> Callable[[], float]:
         self._check("step", batch)
         self._check_rows("step", Dataset(batch, self.artifacts.axes).rows)
         return self._run([batch[spec.name] for spec in self.artifacts.inputs])
@@ -260,15 +301,16 @@ class Trainer:
         order: int64 [n], the rows in the order in which they are taken.
         Raises what `step` raises, and ValueError if `order` names a row that the data do not have.
         """
-        for loss in self.gradient_batches(data, batch_size, order):
+        for loss in self._batches(data, batch_size, order):
             self.update()
-            yield loss
+            yield loss()
 
-    def _run(self, values: list[np.ndarray] | None) -> float:
+    def _run(self, values: list[np.ndarray] | None) -> Callable[[], float]:
+        """Fill `gradients`; returns what waits for the loss."""
         bound = self._graph(values)
         if self.rows is not None:
             self.rows.give(dict(zip((spec.name for spec in bound.outputs), bound.results(), strict=True)))
-        return bound.loss
+        return bound.loss_ahead()
 
     def _check(self, caller: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise unless there is an array that fits for every input of the graph."""
@@ -301,7 +343,7 @@ class Trainer:
         batch_rows = self.artifacts.batch_rows
         if batch_rows is not None and data.rows % batch_rows:
             raise ValueError(f"Trainer.evaluate: there are {data.rows} rows, expected whole batches of {batch_rows}")
-        return self.evaluator.evaluate(data, self.parameters, batch_rows or batch_size)
+        return self.evaluator.evaluate(data, self._memory.operands, batch_rows or batch_size)
 
     def export(self, path: str | PathLike[str]) -> None:
         """Write the model with its present parameters as an ordinary ONNX inference model.
@@ -320,6 +362,10 @@ class Trainer:
 
         data, batch_size, order: as for `epoch`, which raises the same. Yields the loss of every batch.
         """
+        for loss in self._batches(data, batch_size, order):
+            yield loss()
+
+    def _batches(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[Callable[[], float]]:
         self._check("epoch", data.arrays)
         data = Dataset(data.arrays, self.artifacts.axes)
         if batch_size < 1:
@@ -329,10 +375,15 @@ class Trainer:
             self._check_rows("epoch", len(order) % batch_size or batch_size)
         if order.size and not 0 <= order.min() <= order.max() < data.rows:
             raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
-        yield from self.gradients_of(data, (order[at : at + batch_size] for at in range(0, len(order), batch_size)))
+        yield from self.gradients_ahead(data, (order[at : at + batch_size] for at in range(0, len(order), batch_size)))
 
     def gradients_of(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[float]:
         """`gradient_batches` for given batches of rows, without its checks."""
+        for loss in self.gradients_ahead(data, batches):
+            yield loss()
+
+    def gradients_ahead(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[Callable[[], float]]:
+        """Like `gradients_of`, but it yields what waits for a batch's loss, see `step_ahead`."""
         fill = data.filler(self.artifacts.inputs)
         for rows in batches:
             fill(rows, self._graph.buffer)
@@ -366,14 +417,17 @@ class Trainer:
             self._set(name, array)
         if self.loss_scale is not None and scale is not None:
             self.loss_scale.restore(scale)
+            self._bind_scale()
 
     def _set(self, name: str, value: np.ndarray) -> None:
         """Give a parameter a value; a frozen one that shares its memory with others gets memory of its own."""
-        if self.parameters[name].flags.writeable:
-            np.copyto(self.parameters[name], value)
-        elif not _same(self.parameters[name], value):
-            self.parameters[name] = self._memory.frozen[name] = np.array(value, order="C")
-            self._graph.replace(name, self.parameters[name])
+        frozen = self._memory.frozen
+        if name in frozen and not frozen[name].flags.writeable:
+            if _same(frozen[name], value):
+                return
+            self.parameters[name] = frozen[name] = np.array(value, order="C")
+            self._graph.replace(name, self._memory.operands[name])
+        self._memory.write(name, value)
 
 
 def _check_learning_rate(value: float) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation
+from opgrad.training.engine.memory import Flat, zeros_like
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.files.dataset import Examples
@@ -166,7 +167,7 @@ class Fit:
         epoch = len(state.history)
         order = self.training.order(np.random.default_rng(recipe.seed + epoch))[state.rows :]
         steps = list(step_rows(order, recipe, self._processes, self._whole, self.training.weight))
-        batches = self.trainer.gradients_of(self.training, (part.rows for step in steps for part in step.parts))
+        batches = self.trainer.gradients_ahead(self.training, (part.rows for step in steps for part in step.parts))
         validation_loss = state.history[-1].validation_loss if state.history else None
         if not state.rows or not self.batch_losses:
             self.batch_losses.append([])
@@ -200,11 +201,13 @@ class Fit:
         """Whether the user has stopped the training; several processes stop after the same step."""
         return self._all_stop if self._processes.is_group else interrupt.requested
 
-    def _step(self, batches: Iterator[float], step: StepCounts, interrupt: SimpleNamespace) -> list[float]:
+    def _step(
+        self, batches: Iterator[Callable[[], float]], step: StepCounts, interrupt: SimpleNamespace
+    ) -> list[float]:
         """One step of the optimizer on the next rows; returns this process's part of the batches' losses."""
-        trainer, losses, weight = self.trainer, [0.0] * step.batches, 0.0
+        trainer, found, weight = self.trainer, [], 0.0
         for number, part in enumerate(step.parts, 1):
-            losses[part.batch] = next(batches) * part.of_batch
+            found.append(next(batches))
             if trainer.rows is not None and (self._mean is not None or self._processes.is_group):
                 trainer.rows.keep(part.of_step)
             if number == len(step.parts):
@@ -215,7 +218,7 @@ class Fit:
         if self._mean is not None:
             self._mean.finish(weight)
         elif self._processes.is_group and weight:
-            np.multiply(gradients.flat, weight, out=gradients.flat)
+            gradients.flat *= weight
         elif self._processes.is_group:
             gradients.flat[...] = 0  # an earlier batch may have left infinities there, which cannot be multiplied by 0
         gradients.extended[-1] = interrupt.requested  # then all processes stop
@@ -226,6 +229,9 @@ class Fit:
         trainer.optimizer.learning_rate = self._schedule.at(self.state.steps)
         trainer.update()
         self.state.steps += 1
+        losses = [0.0] * step.batches
+        for part, loss in zip(step.parts, found, strict=True):  # which wait for a device
+            losses[part.batch] = loss() * part.of_batch
         return losses
 
     def _validate(self) -> Evaluation | None:
@@ -304,22 +310,22 @@ def _no_log(*_: Any) -> None:
 class GradientMean:
     """The weighted sum of the gradients of several batches.
 
-    gradients: float32 [n], overwritten by every batch.
+    gradients: float32 [n], on the host or on a device; overwritten by every batch.
     """
 
-    def __init__(self, gradients: np.ndarray):
-        self._gradients, self._sums = gradients, np.zeros_like(gradients)
+    def __init__(self, gradients: Flat):
+        self._gradients, self._sums = gradients, zeros_like(gradients)
 
     def add(self, weight: float) -> None:
         """Add the gradients of a batch, which are scaled on the way."""
-        np.multiply(self._gradients, weight, out=self._gradients)
-        np.add(self._sums, self._gradients, out=self._sums)
+        self._gradients *= weight
+        self._sums += self._gradients
 
     def finish(self, weight: float) -> None:
         """Add the last batch's gradients, unless its weight is 0, put the sum in their place, and begin anew."""
         if weight:
             self.add(weight)
-        np.copyto(self._gradients, self._sums)
+        self._gradients[...] = self._sums
         self._sums[...] = 0
 
 

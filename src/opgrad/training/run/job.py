@@ -20,6 +20,7 @@ import onnxruntime
 from opgrad.base.files import check_destinations, new_file, staged
 from opgrad.base.terminal import sentence
 from opgrad.cpu.runtime.threads import get_num_threads
+from opgrad.training.engine.device import opened
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.engine.evaluation import Evaluation, check_labels, label_shape
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
@@ -131,6 +132,7 @@ def train(
     processes: OneProcess | None = None,
     finish: Callable[[Path], None] | None = None,
     loggers: Sequence[str] = (),
+    device: str = "cpu",
 ) -> Run | None:
     """Train an artifact set and write what it gives into a folder.
 
@@ -145,12 +147,14 @@ def train(
         process trains alone.
     finish: changes the file of the trained model before it is evaluated; None leaves it as it is.
     loggers: what gets the figures while they come, of `LOGGERS`.
+    device: where this process trains, see `Trainer`; several processes train on CPUs.
     Raises `Interrupted` after Ctrl-C, `Diverged` when parameters are no numbers any more, ValueError for settings, data
     or a checkpoint that do not fit.
     """
     check_loggers(loggers)
     processes = processes or OneProcess()
     with processes.failing_together():
+        check_device(device, processes)
         if recipe.clip_norm is not None:
             artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
         rows, origin = artifacts.batch_rows, str(file or recipe.dataset)
@@ -165,7 +169,8 @@ def train(
         training, validation, test = split(data, recipe)
         training, test = training.whole(rows), test.whole(rows)
         validation = None if validation is None else validation.whole(rows)
-        trainer, state = begin(artifacts, recipe, training, fingerprint(training), resumption, processes)
+        kind, given = partial(Trainer, device=device), (artifacts, recipe, training, fingerprint(training))
+        trainer, state = begin(*given, resumption, processes, kind=kind)
         if state.initial_loss is None:
             first = np.arange(rows or min(BATCH_ROWS, training.rows))
             state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
@@ -203,6 +208,12 @@ def train(
             )
             write_metrics(run, artifacts.name, run.test.loss, metrics(run))
     return run
+
+
+def check_device(device: str, processes: OneProcess) -> None:
+    """Raise what `Trainer` raises for a device, and NotImplementedError for several processes on one."""
+    if opened(device, "train") is not None and processes.is_group:
+        raise NotImplementedError(f"train: device is {device!r}, expected 'cpu' for {processes.size} processes")
 
 
 def write_metrics(run: Trained, name: str, test_loss: float | None, values: Mapping[str, Any]) -> None:
@@ -291,7 +302,7 @@ def _fastest_trainer(make: Callable[[int], Trainer], batch: Dataset) -> tuple[Tr
     threads = get_num_threads()
     trainer = make(threads)
     seconds = _seconds(trainer, batch.arrays)
-    if threads == 1 or seconds > LONG_STEP:
+    if threads == 1 or seconds > LONG_STEP or trainer.on_device:
         return trainer, threads
     del trainer
     trainer = make(1)

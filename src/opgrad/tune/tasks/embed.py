@@ -56,11 +56,11 @@ class CachedTrainer(Trainer):
         import_microsoft(encoding)
         self._encoder = open_session(encoding, options, WHO)
 
-    def gradients_of(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[float]:
+    def gradients_ahead(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[Callable[[], float]]:
         for rows in batches:
-            yield self.compute_gradients(data.take(rows).arrays)
+            yield self._gradients_ahead(data.take(rows).arrays)
 
-    def compute_gradients(self, batch: Mapping[str, np.ndarray]) -> float:
+    def _gradients_ahead(self, batch: Mapping[str, np.ndarray]) -> Callable[[], float]:
         parts = list(self._parts(batch))
         loss, gradient = self._loss(batch, parts)
         total = np.zeros_like(self.gradients.flat)
@@ -69,7 +69,7 @@ class CachedTrainer(Trainer):
             self._run([given[spec.name] for spec in self.artifacts.inputs])
             total += self.gradients.flat
         np.copyto(self.gradients.flat, total)
-        return loss
+        return partial(float, loss)
 
     def evaluate(self, data: Examples, batch_size: int = BATCH_ROWS) -> Evaluation:
         weights, losses = list[float](), list[float]()

@@ -27,6 +27,7 @@ ATTRIBUTES = {
 MAX_THREADS, SHARED_BYTES, LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED, NON_PORTABLE = 0, 1, 3, 4, 8, 14
 ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+CREATED_STREAM = 0x5A00
 DEVICES = {80: (108, 166912), 90: (132, 232448), 100: (148, 232448)}  # multiprocessors, bytes of shared memory
 
 
@@ -81,6 +82,8 @@ class Device:
         self.programs: dict[bytes, Program] = {}
         self.error = ctypes.create_string_buffer(MESSAGE + 1)
         self.context = 0
+        self.pinned: dict[int, np.ndarray] = {}
+        self.recorded: deque[int] = deque(maxlen=1000)  # the streams of events
         self.handler = HANDLER(self._call)
 
     # --- memory
@@ -201,6 +204,30 @@ class Device:
 
     def cuMemcpyDtoDAsync_v2(self, given: "_Arguments") -> None:
         ctypes.memmove(given.unsigned(0), given.unsigned(1), given.unsigned(2))
+
+    cuMemcpyDtoH_v2 = cuMemcpyHtoD_v2 = cuMemcpyHtoDAsync_v2 = cuMemcpyDtoDAsync_v2
+
+    def cuMemAllocHost_v2(self, given: "_Arguments") -> None:
+        array = np.empty(given.unsigned(1), np.uint8)
+        self.pinned[array.ctypes.data] = array
+        given.result(0, ctypes.c_void_p, array.ctypes.data)
+
+    def cuMemFreeHost(self, given: "_Arguments") -> None:
+        del self.pinned[given.address(0)]
+
+    def cuStreamCreate(self, given: "_Arguments") -> None:
+        given.result(0, ctypes.c_void_p, CREATED_STREAM)
+
+    def cuEventCreate(self, given: "_Arguments") -> None:
+        given.result(0, ctypes.c_void_p, 1)
+
+    def cuEventRecord(self, given: "_Arguments") -> None:
+        self.recorded.append(given.address(1))
+
+    def cuEventSynchronize(self, given: "_Arguments") -> None:
+        pass
+
+    cuEventDestroy_v2 = cuEventSynchronize
 
     def cuMemsetD8Async(self, given: "_Arguments") -> None:
         ctypes.memset(given.unsigned(0), given.number(1) & 0xFF, given.unsigned(2))
