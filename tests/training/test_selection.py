@@ -14,6 +14,7 @@ from opgrad.training.make.checks import quantity
 from opgrad.training.make.selection import is_of_sines
 
 CE = LossType.CrossEntropyLoss
+NUMBERS = {"alpha": (1,), "val_7": (), "temperature": (), "low": ()}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,23 @@ def test_one_number_is_a_weight_as_the_bias_of_one_result(body, w, bias, weights
     values = {**normal(w=w), "b": np.zeros(bias, np.float32)}
     model = build(f"g (float[n, 8] x) => (float[n, 1] y) {{ {body} }}", values)
     assert generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path).trainable == weights
+
+
+def test_single_numbers_with_names_of_parameters_are_told(tmp_path):
+    """ReZero's gates are learned; epsilons and what exporters number are not."""
+    text = """g (float[n, 8] x) => (float[n, 3] scores) {
+        h = MatMul(x, v)  r = Relu(h)  g = Mul(r, alpha)  s = Add(x, g)  e = Add(s, val_7)
+        t = Mul(e, temperature)  c = Clip(t, low)  scores = MatMul(c, w)
+    }"""
+    numbers = {name: np.full(dims, 0.5, np.float32) for name, dims in NUMBERS.items()}
+    model = build(text, {**normal(v=(8, 8), w=(8, 3)), **numbers})
+    made = generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
+    told = "not trained unless named: 'alpha', 'temperature', single numbers that the model adds or multiplies"
+    assert (made.trainable, made.notes) == (("v", "w"), (told,))
+    onnx.save(model, tmp_path / "model.onnx")
+    assert "alpha (one number), temperature (one number)" in cli("inspect", tmp_path / "model.onnx", columns=300)[1]
+    made = generate_artifacts(model, ["*", "alpha"], loss=CE, artifact_directory=tmp_path)
+    assert (made.trainable, made.notes) == (("v", "w", "alpha"), ())
 
 
 # --- what nobody trained ---

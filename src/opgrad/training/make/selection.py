@@ -5,6 +5,7 @@ and the names that tensors would have in the modules that read them; `Candidates
 used like weights, such as sinusoidal positions, are told from them. Layers that read one tensor may get a copy each.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -44,6 +45,8 @@ LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides ele
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 MULTIPLYING = ("MatMul", "Mul", "Einsum", "Gemm")
 WAVES = ("Sin", "Cos")
+PARAMETER = re.compile(r"[A-Za-z_]+|[A-Za-z_]\w*(\.\w+)+")  # a name that a module gives a parameter
+NUMBERED = ("val", "scalar_tensor", "lifted_tensor")  # the names that exporters give constants
 MOST_STEPS = 8  # the most nodes between a product and the sine of it
 
 POSITIONS, FREQUENCIES, INPUT = "positions, as sines", "frequencies of positions", "normalizes an input"
@@ -229,6 +232,7 @@ class Selection:
     shared: for trainable and held weights that several layers read, these.
     torn: biases that a pattern takes without the weights of their layers, each with the name of the weight, where that
         tells nothing of the layer.
+    numbers: where all weights are taken, the single numbers that may have been learned, see `Candidates`.
     """
 
     trainable: tuple[str, ...]
@@ -237,6 +241,7 @@ class Selection:
     constants: tuple[str, ...]
     shared: dict[str, list[str]] = field(default_factory=dict)
     torn: tuple[tuple[str, str], ...] = ()
+    numbers: tuple[str, ...] = ()
 
 
 def tensors_of(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
@@ -256,7 +261,8 @@ class Candidates:
     what they are, by name. statistics: the names of means and variances of batch normalization. modules: for weights
     that are not named after the modules that read them, the names that they would have there. shared: for weights that
     several layers read, these: paths of modules, or nodes. products: by the name of
-    a bias, that of the weight with whose product it is added.
+    a bias, that of the weight with whose product it is added. numbers: the names of single numbers with the name of a
+    parameter, which are added or multiplied: a gate that was learned looks like a constant of a formula.
     """
 
     def __init__(self, model: onnx.ModelProto, apart: Mapping[str, Held] | None = None):
@@ -288,6 +294,10 @@ class Candidates:
         self.modules |= {name: names for name, names in scales if name in self.weights}
         self.shared = {name: layers for name in self.weights if len(layers := self._layers(name)) > 1}
         self.products = dict(self._biases())
+        known = {*self.weights, *self.statistics, *self.fixed}
+        self.numbers = [
+            each.name for each in model.graph.initializer if each.name not in known and self._is_number(each.name)
+        ]
 
     def _values(self, name: str) -> np.ndarray:
         return array_of(self._apart.get(name, self.tensors[name]))
@@ -303,6 +313,11 @@ class Candidates:
             or (node.op_type in SCALES and (several or self._is_only_bias(name, node)) and self._is_scale(name))
             for node, place in self._reads(name)
         )
+
+    def _is_number(self, name: str) -> bool:
+        one = self._is_float(name) and size_of(self.tensors[name]) == 1
+        is_named = PARAMETER.fullmatch(name) and not name.startswith(NUMBERED)
+        return bool(one and is_named) and any(node.op_type in ARITHMETIC for node, _ in self._reads(name))
 
     def _is_only_bias(self, name: str, node: onnx.NodeProto) -> bool:
         """Whether one number is the bias of a layer with one result: it has an axis, and is added to a product."""
@@ -462,7 +477,8 @@ def select(
     )
     shared = {name: layers for name, layers in candidates.shared.items() if name in {*trainable, *held}}
     torn = torn_layers(candidates, by_pattern, trainable)
-    return Selection(trained, stay, named_to_stay, constants, shared, torn)
+    numbers = [name for name in candidates.numbers if requires_grad is None and name in depended - frozen]
+    return Selection(trained, stay, named_to_stay, constants, shared, torn, tuple(numbers))
 
 
 def torn_layers(
