@@ -1,10 +1,11 @@
-"""What operators lose while another process keeps one core busy: `python -m bench.load --peers torch`."""
+"""What operators lose after a pause, and while another process keeps one core busy."""
 
 import argparse
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +16,9 @@ from bench.measure import GIVEN, OURS, interleaved
 from bench.tables import Table, duration
 
 OPERATORS = ("softmax", "softmax_grad", "relu")
-SHAPES = ("2048x32000", "16777216")
-COLUMNS = ("operator", "shape", "dtype", "contestant", "alone", "loaded", "lost")
+SHAPES = ("2048x32000", "1048576", "16777216")
+COLUMNS = ("operator", "shape", "dtype", "contestant", "alone", "after a pause", "loaded", "lost")
+PAUSE, PAUSES = 0.02, 15  # seconds in which all threads fall asleep, and how often
 SECONDS = 2.0  # a cell: the system moves threads between cores in tens of milliseconds
 STARTING = 0.3  # seconds until the other process computes
 BUSY = "while True: pass"
@@ -34,16 +36,31 @@ def busy_core() -> Iterator[None]:
         process.wait()
 
 
+def after_pauses(call: Callable[[], object]) -> float:
+    """The median time of a call that follows a pause."""
+    times = []
+    for _ in range(PAUSES):
+        time.sleep(PAUSE)
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
 def rows(cell: Cell, names: Sequence[str], seconds: float) -> list[list[str]]:
-    """The median times of ours and of these peers without and with the load, and what is lost."""
+    """The median times of ours and of these peers alone, after a pause and with the load, and what that costs."""
     case = Case(cell)
     calls: dict[str, Any] = {OURS: case.call(GIVEN), **peers.calls(case, names, GIVEN)[0]}
     alone = interleaved(calls, seconds / 2)
+    paused = {name: after_pauses(call) for name, call in calls.items()}
     with busy_core():
         loaded = interleaved(calls, seconds / 2)
     where = cell.op.name, cell.workload.label, cell.dtype
     medians = {name: (alone[name]["median"], loaded[name]["median"]) for name in calls}
-    return [[*where, name, duration(a), duration(b), f"{b / a - 1:.0%}"] for name, (a, b) in medians.items()]
+    return [
+        [*where, name, duration(a), duration(paused[name]), duration(b), f"{b / a - 1:.0%}"]
+        for name, (a, b) in medians.items()
+    ]
 
 
 def main() -> None:

@@ -78,6 +78,10 @@ def test_windows_waits_with_slim_locks():
     assert kernel.called == [("InitializeSRWLock", 640), ("InitializeConditionVariable", 768)]
 
 
+def test_a_system_without_gettid_leaves_threads_where_they_are():
+    assert macos()[0].affinity() == windows()[0].affinity() == []
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 def test_a_thread_of_posix_blocks_signals_and_a_refusal_is_told():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -126,6 +130,7 @@ def test_the_workers_of_another_system(monkeypatch, make):
     started = [call for call in library.called if call[0] in ("pthread_create", "CreateThread")]
     assert len(started) == team.workers == 3
     assert all(threads.work.address in call and team.address in call for call in started)
+    assert team._block.c_get_cpu == team._block.c_set_affinity == 0
     assert library.called[0][1] == team._block.mutex
 
 

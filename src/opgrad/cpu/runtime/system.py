@@ -1,4 +1,4 @@
-"""Asks the operating system for memory and threads.
+"""Asks the operating system for memory and threads, and sets on which CPUs a thread may run.
 
 Native code calls these functions by their addresses. A system is made from the library that holds them, and keeps no
 state, so a test can hand it a library of its own and see what is asked for on systems that are not there.
@@ -67,6 +67,13 @@ class Posix(CLibrary):
             os.close(reading)
             os.close(writing)
 
+    def affinity(self) -> list[int]:
+        """Return the functions that set and get a thread's CPUs, that name the thread, and its CPU; none on macOS."""
+        if not hasattr(os, "sched_getaffinity") or not hasattr(self._library, "gettid"):
+            return []
+        names = "sched_setaffinity", "sched_getaffinity", "gettid", "sched_getcpu"
+        return [address(self._library, name) for name in names]
+
     def start_thread(self, function: int, argument: int) -> str:
         """Start a thread that Python does not know. Returns why the system refused, or "" if it did not.
 
@@ -111,6 +118,10 @@ class Windows(CLibrary):
         copied, process = ctypes.create_string_buffer(size), ctypes.c_void_p(-1)  # this one
         read = self._kernel.ReadProcessMemory(process, ctypes.c_void_p(address), copied, ctypes.c_size_t(size), None)
         return copied.raw if read else None
+
+    def affinity(self) -> list[int]:
+        """Return no function: the scheduler keeps threads apart."""
+        return []
 
     def start_thread(self, function: int, argument: int) -> str:
         """Start a thread that Python does not know. Returns why the system refused, or "" if it did not."""
