@@ -1,5 +1,7 @@
 """What is trained, what stays, and what is said of names that stand for nothing."""
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -84,12 +86,38 @@ def test_single_numbers_with_names_of_parameters_are_told(tmp_path):
     numbers = {name: np.full(dims, 0.5, np.float32) for name, dims in NUMBERS.items()}
     model = build(text, {**normal(v=(8, 8), w=(8, 3)), **numbers})
     made = generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
-    told = "not trained unless named: 'alpha', 'temperature', single numbers that the model adds or multiplies"
+    told = "not trained unless named: 'alpha', 'temperature'; nothing tells whether constants like these were learned"
     assert (made.trainable, made.notes) == (("v", "w"), (told,))
     onnx.save(model, tmp_path / "model.onnx")
     assert "alpha (one number), temperature (one number)" in cli("inspect", tmp_path / "model.onnx", columns=300)[1]
     made = generate_artifacts(model, ["*", "alpha"], loss=CE, artifact_directory=tmp_path)
     assert (made.trainable, made.notes) == (("v", "w", "alpha"), ())
+
+
+COMPUTED = {  # what is computed of v, [8, 8], and g, [8], in a graph, and the names of its weights
+    "n = ReduceL2 <axes = [1], keepdims = 1> (v)  u = Div(v, n)  k = Mul(u, g)  y = MatMul(x, k)": ("v", "g"),
+    "u = LpNormalization <axis = 1, p = 2> (v)  t = Transpose <perm = [1, 0]> (u)  y = MatMul(x, t)": ("v",),
+    "s = Sigmoid(g)  r = Sub(val_1, s)  h = MatMul(x, v)  a = Mul(h, s)  b = Mul(x, r)  y = Add(a, b)": ("v", "g"),
+    "e = Exp(g)  m = Neg(e)  h = MatMul(x, v)  y = Mul(h, m)": ("v", "g"),
+    "c = Sub(val_1, mask)  m = Mul(c, val_2)  h = MatMul(x, v)  y = Add(h, m)": ("v",),
+    "h = MatMul(x, v)  d = Sub(h, g)  y = Mul(d, d)": ("v",),
+    "h = MatMul(x, v)  s = Sigmoid(h)  y = Pow(s, g)": ("v",),
+}
+
+
+@pytest.mark.parametrize("body", COMPUTED)
+def test_weights_of_formulas(body, tmp_path):
+    """Weights are found behind formulas of constants; other constants that may have been learned are told."""
+    arrays = normal(v=(8, 8), g=(8,)) | {"mask": np.array([0, 1] * 4, np.float32)}
+    arrays = {name: each for name, each in arrays.items() if re.search(rf"\b{name}\b", body)}
+    numbers = {"val_1": np.array(1, np.float32), "val_2": np.array(-1e4, np.float32)}
+    model = build(f"g (float[n, 8] x) => (float[n, 8] y) {{ {body} }}", {**arrays, **numbers})
+    made = generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
+    assert set(made.trainable) == set(COMPUTED[body])
+    told = [each for each in arrays if each not in COMPUTED[body] and each != "mask"]
+    assert [note for note in made.notes if "unless named" in note] == [
+        f"not trained unless named: {each!r}; nothing tells whether constants like these were learned" for each in told
+    ]
 
 
 # --- what nobody trained ---

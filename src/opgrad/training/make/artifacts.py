@@ -437,8 +437,8 @@ def _notes(made: Made) -> Iterator[str]:
         )
     for bias, weight in made.selection.torn:
         yield torn_note(bias, weight)
-    if numbers := made.selection.numbers:
-        yield f"not trained unless named: {listed(numbers)}, single numbers that the model adds or multiplies"
+    if untrained := made.selection.untrained:
+        yield f"not trained unless named: {listed(untrained)}; nothing tells whether constants like these were learned"
     held = {each.name for each in made.models.trainable}
     if given := [name for name in made.selection.trainable if name not in held]:
         yield (

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.gradients.expansion import differentiable_inputs, inline_functions, taken_nodes
 from opgrad.onnx.graph.facts import ALL, facts_of
-from opgrad.onnx.graph.graph import Graph, constant_tensor
+from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, domain_of, size_of
 from opgrad.onnx.graph.nodes import all_nodes, captured, module_path, reads_values
 from opgrad.training.files.tensor_values import Held, array_of
@@ -24,10 +24,12 @@ from opgrad.training.make import forms
 from opgrad.training.make.checks import listed, quantity, without_values
 from opgrad.training.make.tensors import (
     PRODUCTS,
+    computed_from,
     is_handed_on,
     layer_of,
     matching,
     name_in_module,
+    tensors_of,
 )
 
 WHO = "generate_artifacts"
@@ -43,6 +45,7 @@ SCALE = "_scale.log"  # behind the name of a weight: the scale with which it is 
 SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element, or is a bias
 LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
+DOUBTFUL = (*ARITHMETIC, "Pow", "Max", "Min", "Where", "Exp", "Sigmoid", "Softplus", "Tanh")
 MULTIPLYING = ("MatMul", "Mul", "Einsum", "Gemm")
 WAVES = ("Sin", "Cos")
 PARAMETER = re.compile(r"[A-Za-z_]+|[A-Za-z_]\w*(\.\w+)+")  # a name that a module gives a parameter
@@ -232,7 +235,7 @@ class Selection:
     shared: for trainable and held weights that several layers read, these.
     torn: biases that a pattern takes without the weights of their layers, each with the name of the weight, where that
         tells nothing of the layer.
-    numbers: where all weights are taken, the single numbers that may have been learned, see `Candidates`.
+    untrained: where all weights are taken, the constants that may have been learned, see `Candidates.doubtful`.
     """
 
     trainable: tuple[str, ...]
@@ -241,16 +244,7 @@ class Selection:
     constants: tuple[str, ...]
     shared: dict[str, list[str]] = field(default_factory=dict)
     torn: tuple[tuple[str, str], ...] = ()
-    numbers: tuple[str, ...] = ()
-
-
-def tensors_of(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """The initializers and the tensors of Constant nodes, by name."""
-    found = {each.name: each for each in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "Constant" and not domain_of(node) and (tensor := constant_tensor(node)) is not None:
-            found[node.output[0]] = tensor
-    return found
+    untrained: tuple[str, ...] = ()
 
 
 class Candidates:
@@ -262,7 +256,8 @@ class Candidates:
     that are not named after the modules that read them, the names that they would have there. shared: for weights that
     several layers read, these: paths of modules, or nodes. products: by the name of
     a bias, that of the weight with whose product it is added. numbers: the names of single numbers with the name of a
-    parameter, which are added or multiplied: a gate that was learned looks like a constant of a formula.
+    parameter, which are added or multiplied: a gate that was learned looks like a constant of a formula. doubtful:
+    these, and tensors that the model computes with in other ways: centers, thresholds and exponents may be learned.
     """
 
     def __init__(self, model: onnx.ModelProto, apart: Mapping[str, Held] | None = None):
@@ -270,14 +265,13 @@ class Candidates:
         self.tensors = tensors_of(model)
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         inlined = inline_functions(without_values(model)) if model.functions else model
-        self._nodes = list(taken_nodes(Graph(inlined), inlined.graph.node))
+        self._graph = Graph(inlined)
+        self._nodes = list(taken_nodes(self._graph, inlined.graph.node))
         self._producers = {name: node for node in self._nodes for name in node.output if name}
-        self._constant = set(self.tensors)  # the names of these, and of all that is computed from them alone
+        self._constant = computed_from(self.tensors, self._nodes)
         for node in self._nodes:
             for place, name in enumerate(node.input if reads_values(node) else ()):
                 self._readers.setdefault(name, []).append((node, place))
-            if self._constant.issuperset(captured(node)):
-                self._constant.update(node.output)
         self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
         found = [
             name
@@ -298,6 +292,9 @@ class Candidates:
         self.numbers = [
             each.name for each in model.graph.initializer if each.name not in known and self._is_number(each.name)
         ]
+        self.doubtful = [
+            name for name in self.tensors if name in self.numbers or (name not in known and self._is_doubtful(name))
+        ]
 
     def _values(self, name: str) -> np.ndarray:
         return array_of(self._apart.get(name, self.tensors[name]))
@@ -312,12 +309,34 @@ class Candidates:
             or self._is_learned_scale(node)
             or (node.op_type in SCALES and (several or self._is_only_bias(name, node)) and self._is_scale(name))
             for node, place in self._reads(name)
-        )
+        ) or (several and self._makes_weight(name) and self._is_scale(name))
+
+    def _makes_weight(self, name: str) -> bool:
+        """Whether something computed of a tensor and constants alone is a weight, as by weight normalization."""
+        seen, waiting = {name}, [name]
+        while waiting:
+            read = waiting.pop()
+            for node, place in self._readers.get(read, ()):
+                if not self._constant.issuperset(captured(node)):
+                    if read != name and (place in facts_of(node).weights or node.op_type in SCALES):
+                        return True
+                elif node.op_type not in (*WAVES, *MIXING) and read in differentiable_inputs(self._graph, node):
+                    waiting += [each for each in node.output if each not in seen]
+                    seen.update(node.output)
+        return False
 
     def _is_number(self, name: str) -> bool:
         one = self._is_float(name) and size_of(self.tensors[name]) == 1
         is_named = PARAMETER.fullmatch(name) and not name.startswith(NUMBERED)
         return bool(one and is_named) and any(node.op_type in ARITHMETIC for node, _ in self._reads(name))
+
+    def _is_doubtful(self, name: str) -> bool:
+        return (
+            self._is_float(name)
+            and size_of(self.tensors[name]) > 1
+            and any(node.op_type in DOUBTFUL and not domain_of(node) for node, _ in self._reads(name))
+            and self._is_scale(name)
+        )
 
     def _is_only_bias(self, name: str, node: onnx.NodeProto) -> bool:
         """Whether one number is the bias of a layer with one result: it has an axis, and is added to a product."""
@@ -394,7 +413,9 @@ class Candidates:
     def _layers(self, name: str) -> list[str]:
         """What reads a tensor: modules, or nodes where these tell of none."""
         found = (
-            layer_of(node, place)[0] for node, place in self._reads(name, parts=False) if not is_handed_on(node, place)
+            layer_of(node, place, self._constant)[0]
+            for node, place in self._reads(name, parts=False)
+            if not is_handed_on(node, place)
         )
         return list(dict.fromkeys(found))
 
@@ -422,7 +443,8 @@ class Candidates:
         """Whether a constant that is added or multiplied is a scale or bias, and no mask."""
         values = self._values(name)
         with np.errstate(invalid="ignore", over="ignore"):
-            return bool(np.all(np.abs(values) < LARGEST_SCALE))
+            is_small = np.all(np.abs(values) < LARGEST_SCALE)
+        return bool(is_small) and not (np.isin(values, (0, 1)).all() and np.ptp(values.astype(np.float32)))
 
 
 def reaching(forward: Graph, loss: str) -> set[str]:
@@ -477,8 +499,8 @@ def select(
     )
     shared = {name: layers for name, layers in candidates.shared.items() if name in {*trainable, *held}}
     torn = torn_layers(candidates, by_pattern, trainable)
-    numbers = [name for name in candidates.numbers if requires_grad is None and name in depended - frozen]
-    return Selection(trained, stay, named_to_stay, constants, shared, torn, tuple(numbers))
+    untrained = [name for name in candidates.doubtful if requires_grad is None and name in depended - frozen]
+    return Selection(trained, stay, named_to_stay, constants, shared, torn, tuple(untrained))
 
 
 def torn_layers(

@@ -5,7 +5,7 @@ in the modules that read them.
 """
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeAlias
 
@@ -14,9 +14,10 @@ import onnx
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError
 from opgrad.onnx.graph.conversion import STATISTICS
 from opgrad.onnx.graph.facts import facts_of
+from opgrad.onnx.graph.graph import constant_tensor
 from opgrad.onnx.graph.loading import mend
 from opgrad.onnx.graph.messages import FLOATS, domain_of, free_name
-from opgrad.onnx.graph.nodes import all_nodes, module_path, names_in, reads_values, title
+from opgrad.onnx.graph.nodes import all_nodes, captured, module_path, names_in, reads_values, title
 from opgrad.training.files.tensor_values import Held
 from opgrad.training.make.checks import listed, near
 
@@ -65,13 +66,37 @@ def _nothing(given: str, names: list[str], one: str, several: str) -> str:
 
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Conv", "ConvTranspose", "FusedConv")  # whose second input is a weight
 RUNNING = ("running_mean", "running_var")  # what PyTorch calls the statistics of batch normalization
+FORMULA = "a formula"  # of constants
 Edge: TypeAlias = tuple[onnx.NodeProto, int]  # a node that reads a tensor, and the place among its inputs
 Layer: TypeAlias = tuple[str, str]  # the module that reads a tensor, or the node, and the name of a statistic or ""
 
 
-def layer_of(node: onnx.NodeProto, place: int) -> Layer:
-    """The layer that reads a tensor; the nodes of one module are one layer, those outside all modules one each."""
+def tensors_of(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """The initializers and the tensors of Constant nodes, by name."""
+    found = {each.name: each for each in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and not domain_of(node) and (tensor := constant_tensor(node)) is not None:
+            found[node.output[0]] = tensor
+    return found
+
+
+def computed_from(names: Iterable[str], nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """These names, and those of all that nodes compute from them alone."""
+    found = set(names)
+    for node in nodes:
+        if found.issuperset(captured(node)):
+            found.update(node.output)
+    return found
+
+
+def layer_of(node: onnx.NodeProto, place: int, constant: Collection[str] = ()) -> Layer:
+    """The layer that reads a tensor; the nodes of one module are one layer, those outside all modules one each.
+
+    constant: names of constants; the nodes outside all modules that compute with these alone are one formula.
+    """
     path = module_path(node)
+    if not path and all(name in constant for name in captured(node)):
+        path = FORMULA
     is_statistic = node.op_type == "BatchNormalization" and not domain_of(node) and place in STATISTICS
     return path or title(node), RUNNING[place - STATISTICS[0]] if is_statistic else ""
 
@@ -110,6 +135,7 @@ class _Copies:
         self._model, self._apart = model, apart
         self._taken = names_in(model.graph)
         self._made = {name for node in model.graph.node for name in node.output}
+        self._constant = computed_from(tensors_of(model), model.graph.node)
         self._edges: dict[str, list[Edge]] = {}
         for node in filter(reads_values, all_nodes(model.graph.node)):
             for place, name in enumerate(node.input):
@@ -128,8 +154,11 @@ class _Copies:
         """The layers that read a tensor, in the order of the nodes."""
         found: dict[Layer, None] = {}
         for node, place in self._edges.get(name, ()):
-            found |= self._layers(node.output[0]) if self._is_split(node, place) else {layer_of(node, place): None}
+            found |= self._layers(node.output[0]) if self._is_split(node, place) else {self._layer(node, place): None}
         return found
+
+    def _layer(self, node: onnx.NodeProto, place: int) -> Layer:
+        return layer_of(node, place, self._constant)
 
     def _is_split(self, node: onnx.NodeProto, place: int) -> bool:
         """Whether a node hands a tensor on and may be copied: those within bodies stay."""
@@ -173,7 +202,7 @@ class _Copies:
         found: dict[Layer, list[Edge]] = {}
         for node, place in self._edges.get(name, ()):
             if not self._is_split(node, place):
-                found.setdefault(layer_of(node, place), []).append((node, place))
+                found.setdefault(self._layer(node, place), []).append((node, place))
                 continue
             for number, (layer, edges) in enumerate(self._groups(node.output[0]).items()):
                 handing = node if not number else self._copied(node, edges)
