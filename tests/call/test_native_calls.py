@@ -277,7 +277,8 @@ def test_it_stays_a_function():
     function = opgrad.softmax
     assert inspect.isroutine(function)
     assert (function.__name__, function.__qualname__) == ("softmax", "softmax")
-    assert inspect.signature(function) == inspect.signature(function.__wrapped__)
+    assert str(inspect.signature(function)).startswith("(x, axis=-1, *, out=None, ")
+    assert [*inspect.signature(function).parameters] == [*inspect.signature(function.__wrapped__).parameters]
     assert "Softmax" in function.__doc__ or "softmax" in function.__doc__
     assert "".join(pydoc.plain(pydoc.render_doc(function)).split()).split("softmax(", 1)[1].startswith("x")
     assert pickle.loads(pickle.dumps(function)) is function

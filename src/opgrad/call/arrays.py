@@ -397,6 +397,12 @@ def _never_changes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return all(type(value) is np.ndarray or is_plain(value) for value in values)
 
 
+def _shown(signature: inspect.Signature) -> inspect.Signature:
+    """A signature as people read it: annotations hold what is checked, and docstrings say it in words."""
+    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=signature.empty)
+
+
 def namer(op: Operator) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """A function that gives a call's arguments by name; `Signature.bind` does the same but takes six times as long."""
     signature = inspect.signature(op.reference)
@@ -473,5 +479,6 @@ def public_function(name: str) -> Callable[..., Any]:
     """The public function of a declared operator, by the operator's name."""
     op = declared()[name]
     made = functools.wraps(op.reference)(dispatcher(op))
+    made.__signature__ = _shown(inspect.signature(op.reference))
     made.__module__ = "opgrad"  # where people find it, and pickle
     return made
