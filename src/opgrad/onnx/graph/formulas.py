@@ -10,6 +10,7 @@ later for gradient graphs. In a gradient graph (`GraphBody`) a node that is writ
 attributes exists once, constants are initializers, and the dtype of every value is known.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Union
 
@@ -27,6 +28,7 @@ LATEST_AXES_ATTRIBUTE = 17  # from the next opset on the axes of all reductions 
 LATEST_SUM_AXES_ATTRIBUTE = 12  # … and of these already from here
 AXES_INPUT_EARLY = ("ReduceSum", "Squeeze", "Unsqueeze")
 COUNT_IS_ATTRIBUTE = 18  # of Split
+ALLOW_ZERO_FROM = 14  # from here on Reshape can take sizes of 0 as they are
 FIRST_PART_OF_SHAPE = 15  # whose Shape gives a part of the sizes
 MOST_NUMBERS = 1 << 20  # of an array of int64
 LAST = np.iinfo(np.int64).max  # as the end of a slice: up to the last
@@ -108,6 +110,10 @@ class Value:
     def reshape(self, shape: Union[Sequence[int], "Value"]) -> "Value":
         """The elements in another shape; 0 keeps the size at its place, -1 is what remains."""
         return self.body.node("Reshape", self, self.body.ints(shape) if isinstance(shape, Sequence) else shape)
+
+    def in_shape(self, shape: "Value") -> "Value":
+        """The elements in another shape, whose sizes of 0 are meant, from opset 14 on."""
+        return self.body.node("Reshape", self, shape, allowzero=1)
 
     def scalar(self) -> "Value":
         """The only element, of shape (): an array of one would give what it meets an axis."""
@@ -517,9 +523,34 @@ def _factor(node: NodeView, index: int, side: str) -> Value:
 def biased_softmax(node: NodeView) -> Value:
     """The result of BiasSoftmax: softmax(x + bias), over the axes from `axis` on."""
     x, bias = node.required(0), node.required(1)
-    total, axis, sizes = x + bias, node.get("axis", 1), node._sizes(0)
+    axis, sizes = node.get("axis", 1), node._sizes(0)
+    total = x + bias if _broadcasts(node, axis) else _plus_repeated(node, x, bias, axis)
     if node.body.opset < ONE_AXIS_FROM:
         return total.apply("Softmax", axis=axis)
     if sizes is not None and axis in (-1, len(sizes) - 1):
         return total.apply("Softmax", axis=-1)
     return total.flatten(axis).apply("Softmax", axis=1).reshape(x.shape())
+
+
+def _broadcasts(node: NodeView, axis: int) -> bool:
+    """Whether Add repeats the rows of a bias as BiasSoftmax does, as far as the graph tells; older opsets assume it."""
+    sizes, own = node._sizes(0), node._sizes(1)
+    if node.body.opset < ALLOW_ZERO_FROM:
+        return True
+    if sizes is None or own is None or len(own) > len(sizes):
+        return False
+    pairs = list(zip(sizes, [1] * (len(sizes) - len(own)) + [*own], strict=True))[: axis % len(sizes)]
+    if node.get("is_inner_broadcast", 0):
+        pairs.reverse()
+    return all(size == one is not None for size, one in itertools.dropwhile(lambda pair: pair[1] == 1, pairs))
+
+
+def _plus_repeated(node: NodeView, x: Value, bias: Value, axis: int) -> Value:
+    """x + bias, of whose B rows the one for row r of R is r % B, or r // (R / B) for an inner broadcast."""
+    body, one = x.body, x.body.ints([1])
+    width, count = x.shape(axis).product(), x.flatten(axis).shape(0, 1)
+    own = body.node("Max", bias.shape().product() / body.node("Max", width, one), one)
+    sizes, of_bias = (count / own, own, width), (one, own, width)
+    if node.get("is_inner_broadcast", 0):
+        sizes, of_bias = (own, count / own, width), (own, one, width)
+    return (x.in_shape(body.concat(*sizes)) + bias.in_shape(body.concat(*of_bias))).in_shape(x.shape())

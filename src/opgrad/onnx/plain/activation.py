@@ -92,7 +92,7 @@ lowers("LogSoftmaxGrad_13")(lambda call, dy, y: _log_softmax_grad(dy, y, call.ge
 def _of_rows(call: Call, dy: Value, y: Value, gradient: Callable[[Value, Value, int], Value]) -> Value:
     """The gradient over the axes from `axis` on, which are one row."""
     axis = call.get("axis", 1)
-    return gradient(dy.flatten(axis), y.flatten(axis), 1).reshape(dy.shape())
+    return gradient(dy.flatten(axis), y.flatten(axis), 1).in_shape(dy.shape())
 
 
 lowers("SoftmaxGrad")(lambda call, dy, y: _of_rows(call, dy, y, _softmax_grad))
@@ -120,9 +120,9 @@ def dropout_grad(call: Call, dy: Value, mask: Value) -> Value:
 
 
 @lowers("BiasSoftmaxDropout")
-def bias_softmax_dropout(call: Call, x: Value, bias: Value) -> Results:
+def bias_softmax_dropout(call: Call) -> Results:
     """dropout(y), its mask, and y = softmax(x + bias) over the axes from `axis` on."""
-    y = (x + bias).flatten(call.get("axis", 1)).apply("Softmax", axis=1).reshape(x.shape())
+    y = biased_softmax(call)
     seed = {"seed": call.get("seed")} if call.get("seed") is not None else {}
     ratio, training = call.input(2), call.body.constant(np.array(True))
     rate = None if ratio is None else ratio.scalar()
