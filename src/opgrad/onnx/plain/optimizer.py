@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Body, Value, fused_product
 from opgrad.onnx.graph.messages import HALVES
-from opgrad.onnx.plain.lowering import Call, NoForm, Results, lowers
+from opgrad.onnx.plain.lowering import Call, NoForm, Results, in_float32, lowers
 
 NORM_EPSILON = 1e-6  # what the original adds to the norm that it divides by
 
@@ -166,6 +166,7 @@ lowers("PassThrough")(lambda call: [each.apply("Identity") for each in call.oper
 
 
 @lowers("Scale")
+@in_float32(0)
 def scale(call: Call, x: Value, factor: Value) -> Value:
     """x * factor, or x / factor."""
     number = factor.like(x).scalar()
@@ -199,12 +200,17 @@ def reduce_all_l2(call: Call) -> Value:
 
 @lowers("MixedPrecisionScale")
 def mixed_precision_scale(call: Call) -> Results:
-    """Every input times the scale, in another type; with fuse_outputs as one array behind each other."""
+    """Every input times the scale, in another type; with fuse_outputs as one array behind each other.
+
+    The product is formed in float64, in which that of float32 is exact, but where float32 is enough.
+    """
     factor, *values = call.operands(len(call.inputs))
     target = call.get("to")
     if target is None:
         raise NoForm("it has no attribute to")
-    scaled = [(each.like(factor) * factor.scalar()).cast(target) for each in values]
+    is_single = call.input_types[-1] in (*HALVES, TensorProto.FLOAT)
+    factor, *values = (each.cast(TensorProto.FLOAT if is_single else TensorProto.DOUBLE) for each in (factor, *values))
+    scaled = [(each * factor.scalar()).cast(target) for each in values]
     if call.get("fuse_outputs", 0):
         return call.body.concat(*(each.reshape([-1]) for each in scaled))
     return scaled
