@@ -171,14 +171,14 @@ def _repeated(q: Value, value: Value) -> Value:
     body = q.body
     own = body.concat(value.shape(0, 2), q.shape(1, 2) / value.shape(1, 2), value.shape(2, 4))
     wide = value.unsqueeze(2).expand(own)
-    return wide.reshape(body.concat(q.shape(0, 2), value.shape(2, 4)))
+    return wide.in_shape(body.concat(q.shape(0, 2), value.shape(2, 4)))
 
 
 def _summed(value: Value, like: Value) -> Value:
     """The sums over heads that share keys and values. like: those, with the heads that they have."""
     body = value.body
-    split = body.concat(like.shape(0, 2), body.ints([-1]), like.shape(2, 4))
-    return value.reshape(split).sum([2], keepdims=False)
+    split = body.concat(like.shape(0, 2), value.shape(1, 2) / like.shape(1, 2), like.shape(2, 4))
+    return value.in_shape(split).sum([2], keepdims=False)
 
 
 @lowers("AttentionTraining")

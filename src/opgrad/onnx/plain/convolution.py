@@ -53,13 +53,14 @@ class Window:
         """Strides and dilations, as the transposed convolution takes them."""
         return {"strides": self.strides, "dilations": self.dilations, "kernel_shape": self.kernel}
 
-    def transposed(self, dy: Value, weights: Value, x_sizes: Value, group: int) -> Value:
+    def transposed(self, dy: Value, weights: Value, x_sizes: Value, group: int, reaches: bool = True) -> Value:
         """The transposed convolution, of the spatial sizes of X.
 
         It is as long as the windows reach; what they never reached, behind a stride, is padded with 0.
+        reaches: whether windows with a stride of 1 end where X does, as they do unless X or dY is empty.
         """
         body = dy.body
-        if self.begin is not None and self.end is not None and all(stride == 1 for stride in self.strides):
+        if reaches and self.begin is not None and self.end is not None and all(stride == 1 for stride in self.strides):
             pads = [*self.begin, *self.end]
             return body.node("ConvTranspose", dy, weights, group=group, pads=pads, **self.attributes())
         whole = body.node("ConvTranspose", dy, weights, group=group, **self.attributes())
@@ -93,7 +94,9 @@ def conv_grad(call: Call, dy: Value, x: Value, w: Value) -> Results:
     """dx, dw and db of a convolution of one to three (or more) spatial axes."""
     window, group = Window(call, _kernel(call), call.input_shapes[1]), call.get("group", 1)
     db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
-    return window.transposed(dy, w, x.shape(2), group), _weights_grad(window, dy, x, group), db
+    long_x, windows = _filled(call, window, x, dy)
+    dx = window.transposed(windows, w, x.shape(2), group, reaches=windows is dy)
+    return dx, _weights_grad(window, windows, long_x, group), db
 
 
 @lowers("ConvTransposeGrad")
@@ -117,8 +120,27 @@ def conv_transpose_grad(call: Call, dy: Value, x: Value, w: Value) -> Results:
         dy = body.node("Slice", padded, body.ints([0] * window.axes), reach, body.ints(range(2, 2 + window.axes)))
         window.begin = window.end = [0] * window.axes
     pads = [*(window.begin or []), *(window.end or [])]
-    dx = call.body.node("Conv", dy, w, group=group, pads=pads, **window.attributes())
-    return dx, _weights_grad(window, x, dy, group), db
+    long_dy, windows = _filled(call, window, dy, x)
+    dx = call.body.node("Conv", long_dy, w, group=group, pads=pads, **window.attributes())
+    if windows is not x:
+        body, axes = call.body, range(2, 2 + window.axes)
+        dx = body.node("Slice", dx, body.ints([0] * window.axes), x.shape(2), body.ints(axes))
+    return dx, _weights_grad(window, windows, long_dy, group), db
+
+
+def _filled(call: Call, window: Window, x: Value, windows: Value) -> tuple[Value, Value]:
+    """What a window slides over and what it finds at each place, with zeros behind a spatial axis that may be empty.
+
+    Convolutions of onnxruntime refuse empty axes, and never return from an empty kernel. The same values where the
+    graph tells that no axis is empty.
+    """
+    if all(sizes and all(sizes[2:]) for sizes in call.input_shapes[:2]):
+        return x, windows
+    body, none = x.body, call.body.ints([0] * (4 + window.axes))
+    are_empty = [each.shape(2).equals(0) for each in (x, windows)]
+    place = are_empty[1].cast(TensorProto.INT64)
+    width = (are_empty[0] | are_empty[1]).cast(TensorProto.INT64) * body.ints(window.widths)
+    return body.node("Pad", x, body.concat(none, width)), body.node("Pad", windows, body.concat(none, place))
 
 
 def _weights_grad(window: Window, dy: Value, x: Value, group: int) -> Value:
@@ -127,9 +149,10 @@ def _weights_grad(window: Window, dy: Value, x: Value, group: int) -> Value:
     x, pads = window.padded(x, dy.shape(2))
     if group > 1:  # [N, G * I, …] to [I, G * N, …]
         rest = range(3, 3 + window.axes)
-        sizes = body.concat(x.shape(0, 1), body.ints([group, -1]), x.shape(2))
-        x = x.reshape(sizes).transpose(2, 1, 0, *rest)
-        x = x.reshape(body.concat(x.shape(0, 1), body.ints([-1]), x.shape(3)))
+        of_group = body.ints([group])
+        sizes = body.concat(x.shape(0, 1), of_group, x.shape(1, 2) / of_group, x.shape(2))
+        rows = body.concat(x.shape(1, 2) / of_group, x.shape(0, 1) * of_group, x.shape(2))
+        x = x.reshape(sizes).transpose(2, 1, 0, *rest).in_shape(rows)
     else:
         x = x.transpose(1, 0, *spatial)
     kernel = dy.transpose(1, 0, *spatial)
@@ -155,7 +178,7 @@ def max_pool_grad(call: Call, dy: Value, indices: Value) -> Value:
     shape = given or (call.forward.shape() if call.forward is not None else body.ints(_known(call)))
     zeros = body.full(shape.product(), 0, dy)
     flat = indices.reshape([-1]), dy.reshape([-1])
-    return body.node("ScatterElements", zeros, *flat, axis=0, reduction="add").reshape(shape)
+    return body.node("ScatterElements", zeros, *flat, axis=0, reduction="add").in_shape(shape)
 
 
 def _known(call: Call) -> list[int]:
@@ -218,6 +241,7 @@ def _open_counts(call: Call, window: Window, axis: int, sizes: Value, dy: Value)
 
 ROI, SCALES = 2, 3  # indices of inputs
 FORM = [name for name in ATTRIBUTES if name not in ("axes", "keep_aspect_ratio_policy")]  # of one axis
+ANTIALIAS_FROM = 18  # the first opset whose Resize has it
 IMAGES = 2  # axes of images and channels, which the original did not resize
 
 
@@ -282,7 +306,10 @@ def _at_run_time(call: Call, axes: list[int], axis: int) -> Value:
         targets = [body.concat(body.constant(np.ones(1, np.float32)), scales.slice(place, place + 1)), None]
     one = body.constant(np.ones((), np.float32))  # of a type in which every runtime has the operator
     unit = one.expand(body.concat(size, size)).apply("EyeLike")
-    return body.node("Resize", unit, region, *targets, **call.given(*FORM)).like(dy)
+    form = {name: each for name, each in call.given(*FORM).items() if each != ATTRIBUTES[name]}
+    if "antialias" in form and body.opset < ANTIALIAS_FROM:
+        raise NoForm(f"antialias needs opset {ANTIALIAS_FROM} of ai.onnx where the graph tells no sizes")
+    return body.node("Resize", unit, region, *targets, **form).like(dy)
 
 
 def _along(value: Value, matrix: Value, x: Value, axis: int, rank: int) -> Value:

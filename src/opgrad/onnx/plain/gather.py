@@ -22,10 +22,10 @@ def gather_grad(call: Call, shape: Value, indices: Value, dy: Value) -> Value:
     before = shape.slice(0, axis).product()
     behind = body.ints([1]) if axis == -1 else shape.slice(axis + 1, LAST).product()
     flat = indices.cast(TensorProto.INT64).reshape([-1])
-    rows = dy.reshape(body.concat(before, flat.shape(), behind)).transpose(1, 0, 2)
+    rows = dy.in_shape(body.concat(before, flat.shape(), behind)).transpose(1, 0, 2)
     here = shape.slice(axis, axis + 1 if axis != -1 else LAST)
     dx = scatter_rows(body.full(body.concat(here, before, behind), 0, dy), flat.unsqueeze(-1), rows)
-    return dx.transpose(1, 0, 2).reshape(shape)
+    return dx.transpose(1, 0, 2).in_shape(shape)
 
 
 @lowers("GatherElementsGrad")
@@ -48,10 +48,10 @@ def gather_nd_grad(call: Call, shape: Value, indices: Value, dy: Value) -> Value
     rest, width = shape.slice(batch_dims, LAST), indices.shape(-1)
     count = indices.shape(batch_dims, -1).product()
     number = body.range(batch.squeeze(0)).reshape([-1, 1, 1]).expand(body.concat(batch, count, body.ints([1])))
-    indices = body.concat(number, indices.reshape(body.concat(batch, count, width)), axis=2)
+    indices = body.concat(number, indices.in_shape(body.concat(batch, count, width)), axis=2)
     tail = body.node("Slice", rest, width, body.ints([LAST]))
-    rows = dy.reshape(body.concat(batch, count, tail))
-    return scatter_rows(body.full(body.concat(batch, rest), 0, dy), indices, rows).reshape(shape)
+    rows = dy.in_shape(body.concat(batch, count, tail))
+    return scatter_rows(body.full(body.concat(batch, rest), 0, dy), indices, rows).in_shape(shape)
 
 
 @lowers("SliceGrad")
@@ -62,9 +62,9 @@ def slice_grad(call: Call, dy: Value, shape: Value) -> Value:
     """
     body = call.body
     size = shape.product().scalar()
-    numbers = body.node("Slice", body.range(size).reshape(shape), *call.inputs[2:])
+    numbers = body.node("Slice", body.range(size).in_shape(shape), *call.inputs[2:])
     zeros = body.full(size.reshape([1]), 0, dy)
-    return body.node("ScatterElements", zeros, numbers.reshape([-1]), dy.reshape([-1]), axis=0).reshape(shape)
+    return body.node("ScatterElements", zeros, numbers.reshape([-1]), dy.reshape([-1]), axis=0).in_shape(shape)
 
 
 @lowers("ConcatTraining")
