@@ -17,6 +17,7 @@ from lowering_models import feedback, graph_of, run, value_info
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits
 
+from opgrad.contract import reference
 from opgrad.onnxruntime import LOWERED, NOT_LOWERED, lower, register
 from opgrad.training import read_checkpoint
 from opgrad.training.run.recipe import Recipe
@@ -479,7 +480,114 @@ def test_feedback_of_an_earlier_run_is_kept():
     assert json.loads(again.metadata_props[0].value) == {"buffer.next": "buffer", "second": "reset_sum"}
 
 
+# --- empty axes, rows that repeat, older opsets, statistics ----------------------------------------------------------
+
+
+def known_shapes(model, arrays):
+    """The model, which tells the sizes of its inputs."""
+    for value in model.graph.input:
+        value.CopyFrom(value_info(value.name, arrays[value.name], arrays[value.name].shape))
+    return model
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("op", "x", "y", "w", "attributes"),
+    [
+        ("ConvGrad", (0, 4, 5, 5), (0, 6, 3, 3), (6, 2, 3, 3), {"group": 2}),
+        ("ConvGrad", (1, 2, 2, 5), (1, 3, 0, 3), (3, 2, 3, 3), {}),
+        ("ConvGrad", (1, 2, 0, 5), (1, 3, 0, 2), (3, 2, 1, 3), {"strides": [2, 2]}),
+        ("ConvGrad", (1, 2, 0, 5), (1, 3, 1, 3), (3, 2, 2, 3), {"pads": [1, 0, 1, 0]}),
+        ("ConvGrad", (1, 4, 0, 5), (1, 4, 1, 3), (4, 2, 2, 3), {"pads": [1, 0, 1, 0], "strides": [2, 1], "group": 2}),
+        ("ConvTransposeGrad", (0, 4, 5, 5), (0, 6, 7, 7), (4, 3, 3, 3), {"group": 2}),
+        ("ConvTransposeGrad", (1, 2, 1, 5), (1, 3, 0, 7), (2, 3, 1, 3), {"pads": [1, 0, 0, 0]}),
+        ("ConvTransposeGrad", (1, 2, 0, 5), (1, 3, 2, 7), (2, 3, 3, 3), {}),
+    ],
+)
+def test_convolutions_of_empty_axes(op, x, y, w, attributes, known, rng):
+    inputs = {name: rng.normal(size=size).astype("f4") for name, size in (("dy", y), ("x", x), ("w", w))}
+    grad = helper.make_node(op, [*inputs], ["dx", "dw", "db"], domain="com.microsoft", kernel_shape=w[2:], **attributes)
+    outputs = [(name, inputs["x"], [None] * rank) for name, rank in (("dx", 4), ("dw", 4), ("db", 1))]
+    model = graph_of([grad], inputs, outputs)
+    found = run(lower(known_shapes(model, inputs) if known else model), inputs)
+    name = {"ConvGrad": "conv_grad", "ConvTransposeGrad": "conv_transpose_grad"}[op]
+    exact = reference(name)(*inputs.values(), **attributes)
+    for result, each in zip(found, exact, strict=True):
+        assert result.shape == each.shape
+        np.testing.assert_allclose(result, each, atol=1e-5)
+
+
+@pytest.mark.parametrize("inner", [0, 1])
+@pytest.mark.parametrize("rows", [(1, 1), (2, 1), (1, 3), (2, 3), (1, 2)])
+def test_rows_of_a_bias_repeat_where_the_graph_tells_sizes(rows, inner, rng):
+    x, bias = rng.normal(size=(2, 3, 4)).astype("f4"), rng.normal(size=(*rows, 4)).astype("f4")
+    attributes = {"axis": 2, "is_inner_broadcast": inner}
+    inputs = {"x": x, "bias": bias}
+    exact = reference("bias_softmax")(x, bias, axis=2, is_inner_broadcast=bool(inner))
+    model = graph_of([node("BiasSoftmax", "x bias", "y", **attributes)], inputs, [("y", x, [None] * 3)])
+    np.testing.assert_allclose(run(lower(known_shapes(model, inputs)), inputs)[0], exact, atol=1e-6)
+    dropped = node("BiasSoftmaxDropout", "x bias", "dropped mask y", **attributes)
+    model = graph_of([dropped], inputs, [("y", x, [None] * 3)])
+    np.testing.assert_allclose(run(lower(model), inputs)[0], exact, atol=1e-6)
+
+
+def resize_model(antialias):
+    x, dy = np.ones((1, 1, 6, 6), np.float32), np.ones((1, 1, 3, 3), np.float32)
+    grad = node("ResizeGrad", "dy x", "dx", mode="linear", antialias=antialias)
+    return graph_of([grad], {"dy": dy, "x": x}, [("dx", x, [None] * 4)]), {"dy": dy, "x": x}
+
+
+def test_antialias_where_the_opset_has_none():
+    model, inputs = resize_model(0)
+    lowered = lower(model)
+    onnx.checker.check_model(lowered, full_check=True)
+    np.testing.assert_allclose(run(lowered, inputs)[0].sum(), 9)
+    model, _ = resize_model(1)
+    with pytest.raises(NotImplementedError, match=r"ResizeGrad has no form .* antialias needs opset 18"):
+        lower(model)
+    lowered = lower(known_shapes(model, inputs))
+    onnx.checker.check_model(lowered, full_check=True)
+    exact = reference("resize_grad")(inputs["dy"], inputs["x"], mode="linear", antialias=True)
+    np.testing.assert_allclose(run(lowered, inputs)[0], exact, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_batch_normalization_that_does_not_train_gives_its_statistics_back(dtype, rng):
+    arrays = [rng.normal(size=size).astype(dtype) for size in ((2, 3, 4), 3, 3, 3)] + [rng.random(3).astype(dtype)]
+    inputs = dict(zip(("x", "scale", "bias", "mean", "var"), arrays, strict=True))
+    grad = node("BatchNormInternal", " ".join(inputs), "y", training_mode=0, epsilon=0.5)
+    lowered = lower(graph_of([grad], inputs, [("y", arrays[0], [None] * 3)]))
+    assert feedback(lowered) == {"mean.next": "mean", "var.next": "var"}
+    y, mean, var = run(lowered, inputs)
+    wide = [each.astype(np.float64) for each in arrays]
+    exact = reference("batch_norm_internal")(*wide, epsilon=0.5, training_mode=False)[0]
+    np.testing.assert_allclose(y, exact, rtol=float(np.finfo(dtype).eps), atol=1e-6)
+    assert (mean.tobytes(), var.tobytes()) == (arrays[3].tobytes(), arrays[4].tobytes())
+
+
 # --- mixed types -----------------------------------------------------------------------------------------------------
+
+
+def test_factors_of_another_type_round_once(rng):
+    x, factor = rng.normal(size=5), np.float32(1.7)
+    half = np.array([2.0**-20, -(2.0**-18), 0], np.float16)
+    inputs = {"scale": np.array(factor), "x": x, "half": half, "large": np.array(2.0**17, np.float32)}
+    scaled = node("MixedPrecisionScale", "scale x", "y", to=TensorProto.DOUBLE)
+    model = graph_of([scaled, node("Scale", "half large", "z")], inputs, [("y", x, [None]), ("z", half, [None])])
+    y, z = run(lower(model), inputs)
+    np.testing.assert_array_equal(y, x * float(factor))
+    assert z.tolist() == [2.0**-3, -0.5, 0]
+
+
+def test_layer_normalization_of_float64_with_statistics_in_float32(rng):
+    dy, x, scale = (rng.normal(size=size) for size in ((4, 8), (4, 8), 8))
+    mean, inv_std = (each.astype(np.float32) for each in (x.mean(1, keepdims=True), 1 / x.std(1, keepdims=True)))
+    inputs = {"dy": dy, "x": x, "scale": scale, "mean": mean, "inv_std": inv_std}
+    grad = node("LayerNormalizationGrad", " ".join(inputs), "dx dscale dbias")
+    found = run(lower(graph_of([grad], inputs, [(name, x, None) for name in ("dx", "dscale", "dbias")])), inputs)
+    wide = (each.astype(np.float64) for each in inputs.values())
+    for result, each in zip(found, reference("layer_normalization_grad")(*wide), strict=True):
+        np.testing.assert_allclose(result, each, rtol=1e-12, atol=1e-12)
 
 
 def test_layer_normalization_of_halves_with_statistics_in_float32(rng):

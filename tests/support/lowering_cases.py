@@ -45,10 +45,6 @@ SHAPES = {
 }  # fmt: skip
 
 
-# Families whose forms take no empty arrays.
-NOT_EMPTY = ("attention", "convolution", "normalization", "pooling", "softmax")
-
-
 def arguments_of(op, dtype, rng):
     """The arguments of calls of an operator, with the length of their longest sum."""
     if op.name not in operators():
@@ -70,16 +66,13 @@ def arguments_of(op, dtype, rng):
 
 
 def has_form(op, given, dtype):
-    """Whether a form computes what an operator does: it draws other numbers, normalizes by the statistics of x alone,
-    repeats a bias as NumPy does, and takes it that images and channels are not resized where no axes are named."""
-    is_empty = any(not each.size for each in given.values() if isinstance(each, np.ndarray) and each.ndim > 1)
-    if (is_empty and op.family in NOT_EMPTY) or given.get("shape") == () or given.get("dropout"):
-        return False
-    if op.name == "bias_softmax" and given["bias"].shape == (2, 65):
+    """Whether a form computes what an operator does: it draws other numbers, and takes it that images and channels are
+    not resized where no axes are named."""
+    if given.get("shape") == () or given.get("dropout"):
         return False
     if op.name == "resize_grad" and "axes" not in given and given["dy"].shape[:2] != given["x"].shape[:2]:
         return False
-    return given.get("training_mode", True) and given.get("out_dtype", dtype) == dtype
+    return given.get("out_dtype", dtype) == dtype
 
 
 def fitting(given):
@@ -109,7 +102,7 @@ def declared(op, onnx, dtype, rng):
             attributes["kernel_shape"] = given["w"].shape[2:]
         inputs = [None if port is None else port[2] for port in feeds_of(op, onnx, given)]
         if op.name == "resize_grad":
-            inputs = [each if each.size else None for each in inputs]
+            inputs = [*inputs[:2], *(each if each.size else None for each in inputs[2:])]  # regions and scales
         results = placed(op, onnx, given, exact)
         results = [np.array([True]), *results] if onnx.outputs[0] == "updated" else results
         shape = next(iter(shapes_of(op, onnx, given).values()), None)
