@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import typer
-from graph_cases import OPERATORS
 from samples import each_kind
 from typer.testing import CliRunner
 
@@ -14,7 +13,7 @@ import opgrad
 from opgrad.cli import check, machine
 from opgrad.cli.app import check as command
 from opgrad.contract import FLOATS
-from opgrad.ops import operators
+from opgrad.ops import graph_operators, operators
 
 
 def run(*options):
@@ -30,9 +29,14 @@ def one_operator(monkeypatch):
     monkeypatch.setattr(check, "_first_calls", lambda: {"cold": 1.0, "warm": 0.5})
 
 
-@pytest.mark.parametrize("op", [*operators().values(), *OPERATORS], ids=lambda op: op.name)
+GRAPH_OPERATORS = [graph_operators()[name] for name in ("dropout", "concat_training", "broadcast_gradient_args")]
+
+
+@pytest.mark.parametrize("op", [*operators().values(), *GRAPH_OPERATORS], ids=lambda op: op.name)
 def test_every_operator_passes(op):
-    outcome = check.check_operator(op, "float32")
+    """As in a test that is no full one. Of training graphs those with a mask, with a list and without a float: the
+    results of all their examples are held to the same tolerance in operators/test_graph_ops."""
+    outcome = check.check_operator(op, "float32", most=1)
     assert outcome["problem"] == ""
     assert outcome["right"]
 
@@ -40,7 +44,7 @@ def test_every_operator_passes(op):
 @pytest.mark.one_case
 def test_an_operator_passes_in_every_dtype(op, dtype):
     """Of training graphs, too, as their own tests hold the examples in every dtype to the same limits."""
-    assert check.check_operator(op, dtype)["problem"] == ""
+    assert check.check_operator(op, dtype, most=1)["problem"] == ""
 
 
 @pytest.mark.usefixtures("one_operator")

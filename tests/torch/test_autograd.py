@@ -44,12 +44,12 @@ def _away_from_zero(x):
 @with_reductions
 def test_every_operator_is_differentiable_twice(op, reduction, rng):
     """In both modes, and either after the other; the second time along random directions."""
-    for shape, optional in [((3, 4), False), ((2, 3, 2), True)]:
+    for optional in (False, True):
         options = {"axis": 1, "reduction": reduction, "ignore_index": 1, "optional": optional}
-        function, values = differentiable_call(op, sample(op, shape, "float64", rng, indices=(2, 3), **options))
-        assert gradcheck(function, values, check_forward_ad=True), shape
+        function, values = differentiable_call(op, sample(op, (2, 3, 2), "float64", rng, indices=(2, 3), **options))
+        assert gradcheck(function, values, check_forward_ad=True)
         options = {"check_fwd_over_rev": True, "check_rev_over_rev": True, "fast_mode": True}
-        assert gradgradcheck(function, values, **options), shape
+        assert gradgradcheck(function, values, **options)
 
 
 INDICES, LABELS = torch.tensor([[0, 2, 2], [-1, 1, 2]]), torch.tensor([[0, 3], [-100, 1], [2, 2]])
