@@ -171,7 +171,7 @@ def test_attention_where_no_key_counts(rng):
     bias = jnp.zeros((1, 1, 5, 5)).at[..., 2, :].set(jnp.finfo(jnp.float32).min)  # hides all keys alike: all count
 
     def of(function):
-        return jax.value_and_grad(lambda *x: (function(*x, bias=bias) ** 2).sum(), (0, 1, 2))(q, k, v)
+        return jax.jit(jax.value_and_grad(lambda *x: (function(*x, bias=bias) ** 2).sum(), (0, 1, 2)))(q, k, v)
 
     both = [jax.tree.leaves(of(each)) for each in (opgrad.jax.dot_product_attention, jax.nn.dot_product_attention)]
     for mine, other in zip(*both, strict=True):
@@ -214,7 +214,7 @@ def test_vmap_and_numerical_gradients():
     expected = [opgrad.jax.cross_entropy(*pair) for pair in zip(x, labels, strict=True)]
     np.testing.assert_allclose(each, jnp.stack(expected), rtol=1e-5)
     for function in (opgrad.jax.log_softmax, lambda x: opgrad.jax.cross_entropy(x, labels[0], label_smoothing=0.1)):
-        check_grads(function, (x[0],), order=1, modes=["rev"], rtol=2e-2, atol=2e-2, eps=1e-2)
+        check_grads(jax.jit(function), (x[0],), order=1, modes=["rev"], rtol=2e-2, atol=2e-2, eps=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore")
