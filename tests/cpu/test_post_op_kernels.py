@@ -200,24 +200,21 @@ def test_powers_as_in_c(dtype):
         np.testing.assert_array_equal(np.signbit(given)[number], np.signbit(exact)[number], f"exponent {exponent}")
 
 
+# At infinity, minus infinity and 0; of round at numbers between two others.
+KNOWN = {
+    "relu": [np.inf, 0, 0], "elu": [np.inf, -1, 0], "exp": [np.inf, 0, 1], "log": [np.inf, np.nan, -np.inf],
+    "soft_relu": [np.inf, 0, math.log(2)], "logistic": [1, 0, 0.5], "tanh": [1, -1, 0], "swish": [np.inf, np.nan, 0],
+    "mish": [np.inf, np.nan, 0], "gelu_erf": [np.inf, np.nan, 0], "gelu_tanh": [np.inf, np.nan, 0],
+    "round": [0, 2, 2, 0, -2, 2],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", PRECISIONS)
-def test_what_rounds_to_a_known_number(dtype):
-    s = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 2.4999], dtype)
-    assert run(form.POST_OPS["round"], s).tolist() == [0, 2, 2, 0, -2, 2]
-    ends = np.array([np.inf, -np.inf, 0], dtype)
-    expected = {
-        "relu": [np.inf, 0, 0], "elu": [np.inf, -1, 0], "exp": [np.inf, 0, 1], "log": [np.inf, np.nan, -np.inf],
-        "soft_relu": [np.inf, 0, np.log(dtype_of(dtype, 2))], "logistic": [1, 0, 0.5], "tanh": [1, -1, 0],
-        "swish": [np.inf, np.nan, 0], "mish": [np.inf, np.nan, 0], "gelu_erf": [np.inf, np.nan, 0],
-        "gelu_tanh": [np.inf, np.nan, 0],
-    }  # fmt: skip
-    for name, result in expected.items():
-        alpha = 0.0 if name == "relu" else 1.0
-        np.testing.assert_array_equal(run(form.POST_OPS[name], ends, alpha=alpha), np.array(result, dtype), name)
-
-
-def dtype_of(dtype, x):
-    return np.dtype(dtype).type(x)
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_rounds_to_a_known_number(name, dtype):
+    s = [0.5, 1.5, 2.5, -0.5, -1.5, 2.4999] if name == "round" else [np.inf, -np.inf, 0]
+    given = run(form.POST_OPS[name], np.array(s, dtype), alpha=0.0 if name == "relu" else 1.0)
+    np.testing.assert_array_equal(given, np.array(KNOWN[name], dtype))
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
@@ -292,43 +289,52 @@ def test_gradient_in_float32(name, alpha, beta):
     assert errors.max(initial=0) <= 2 * ULP, (errors.max(), s[number][errors.argmax()])
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
-def test_gradients_at_bends(dtype):
-    g = np.array([3, -2, 5, 7, 11], dtype)
-    cases = {
-        "abs": ([-1, 0, 1, -2, np.inf], (0, 0), [-3, 0, 5, -7, 11]),
-        "clip": ([-1, 2, 2.5, -1.5, 0], (-1, 2), [0, -2, 0, 0, 11]),
-        "clip_v2": ([-1, 2, 2.5, -1.5, 0], (-1, 2), [0, 0, 0, 0, 11]),
-        "relu": ([-1, 0, 1, -np.inf, np.inf], (0.5, 0), [1.5, -1, 5, 3.5, 11]),
-        "elu": ([0, -np.inf, 1, 0, np.inf], (2, 0), [6, 0, 5, 14, 11]),
-        "hardsigmoid": ([-1, 1, 0, 0.5, -0.5], (0.5, 0.5), [0, 0, 2.5, 3.5, 5.5]),
-        "hardswish": ([-1, 1, 0, 3, -3], (0.5, 0.5), [0, -2, 2.5, 7, 0]),
-        "pow": ([0, 1, np.nan, -1, 2], (2, 0), [0, 0, 0, 0, 0]),
-        "mish": ([-1e38, -1e4, 1e4, 1e38, -np.inf], (0, 0), [0, 0, 5, 7, np.nan]),
-    }
-    for name, (s, (alpha, beta), expected) in cases.items():
-        given = run(form.POST_OP_GRADIENTS[name], g, np.array(s, dtype), alpha=alpha, beta=beta)
-        np.testing.assert_array_equal(given, np.array(expected, dtype), name)
-    given = run(form.POST_OP_GRADIENTS["hardswish"], g[:3], np.array([-3, 3, 0], dtype), alpha=1 / 6, beta=0.5)
-    np.testing.assert_array_equal(given, [0, -2, 2.5])
+# By operation: s, alpha and beta, and the gradient that comes of G.
+G = [3, -2, 5, 7, 11]
+BENDS = [
+    ("abs", [-1, 0, 1, -2, np.inf], (0, 0), [-3, 0, 5, -7, 11]),
+    ("clip", [-1, 2, 2.5, -1.5, 0], (-1, 2), [0, -2, 0, 0, 11]),
+    ("clip_v2", [-1, 2, 2.5, -1.5, 0], (-1, 2), [0, 0, 0, 0, 11]),
+    ("relu", [-1, 0, 1, -np.inf, np.inf], (0.5, 0), [1.5, -1, 5, 3.5, 11]),
+    ("elu", [0, -np.inf, 1, 0, np.inf], (2, 0), [6, 0, 5, 14, 11]),
+    ("hardsigmoid", [-1, 1, 0, 0.5, -0.5], (0.5, 0.5), [0, 0, 2.5, 3.5, 5.5]),
+    ("hardswish", [-1, 1, 0, 3, -3], (0.5, 0.5), [0, -2, 2.5, 7, 0]),
+    ("hardswish", [-3, 3, 0], (1 / 6, 0.5), [0, -2, 2.5]),
+    ("pow", [0, 1, np.nan, -1, 2], (2, 0), [0, 0, 0, 0, 0]),
+    ("mish", [-1e38, -1e4, 1e4, 1e38, -np.inf], (0, 0), [0, 0, 5, 7, np.nan]),
+]
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-def test_gradients_of_binary_operations(dtype):
+@pytest.mark.parametrize(("name", "s", "constants", "expected"), BENDS)
+def test_gradients_at_bends(name, s, constants, expected, dtype):
+    given = run(form.POST_OP_GRADIENTS[name], np.array(G[: len(s)], dtype), np.array(s, dtype), None, *constants)
+    np.testing.assert_array_equal(given, np.array(expected, dtype))
+
+
+# By operation: the gradients of s and of the operand.
+OPERANDS = {
+    "add": lambda g, s, t: (g, g),
+    "sub": lambda g, s, t: (g, -g),
+    "mul": lambda g, s, t: (g * t, g * s),
+    "div": lambda g, s, t: (g / t, -g * s / t**2),
+    "max": lambda g, s, t: (np.where(s == t, g / 2, g * (s > t)), np.where(s == t, g / 2, g * (s < t))),
+    "min": lambda g, s, t: OPERANDS["max"](g, t, s),
+    "select": lambda g, s, t: (np.where(t != 0, g, 0), np.where(t != 0, 0, g)),  # t is the condition
+}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("name", OPERANDS)
+def test_gradients_of_binary_operations(name, dtype):
     g = np.array([3, -2, 5, 7], dtype)
-    s, t = np.array([1, 2, -4, 0.5], dtype), np.array([2, 2, -8, 4], dtype)
-    condition = np.array([0, 1, np.nan, -0.0], dtype)
-    half = np.array([0, 0.5, 1, 0], dtype)  # the share of s in max
-    expected = {
-        "add": (g, g), "sub": (g, -g), "mul": (g * t, g * s), "div": (g / t, -g * s / t**2),
-        "max": (g * half, g * (1 - half)), "min": (g * (1 - half), g * half),
-    }  # fmt: skip
-    for name, (left, right) in expected.items():
-        np.testing.assert_array_equal(run(form.POST_OP_GRADIENTS[name], g, s, t), left, name)
-        np.testing.assert_array_equal(run(form.OPERAND_GRADIENTS[name], g, s, t), right, name)
-    left, right = np.where(condition != 0, g, 0), np.where(condition != 0, 0, g)
-    np.testing.assert_array_equal(run(form.POST_OP_GRADIENTS["select"], g, s, condition), left)
-    np.testing.assert_array_equal(run(form.OPERAND_GRADIENTS["select"], g, s, condition), right)
+    s, t = (
+        np.array([1, 2, -4, 0.5], dtype),
+        np.array([0, 1, np.nan, -0.0] if name == "select" else [2, 2, -8, 4], dtype),
+    )
+    left, right = OPERANDS[name](g, s, t)
+    np.testing.assert_array_equal(run(form.POST_OP_GRADIENTS[name], g, s, t), left)
+    np.testing.assert_array_equal(run(form.OPERAND_GRADIENTS[name], g, s, t), right)
 
 
 def test_every_operation_has_its_kernels():
