@@ -14,9 +14,10 @@ import tempfile
 import zlib
 from pathlib import Path
 
-# Threads of PyTorch and NumPy that wait for work sleep: they would take the core from the other tests' process.
+# Threads of PyTorch that wait for work sleep, and NumPy's products are one thread's: where several wait for each other,
+# they take the core from the other tests' process. A reference of attention took half of the processor time with one.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # the shortest: a power of two of cycles
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Set before opgrad is imported; the suite's subprocesses, pytest's workers too, share one cache. Kernels stay from run
 # to run, under the digests of all that makes them; where CI is set the suite starts cold.

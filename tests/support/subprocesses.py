@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-WAITING = ("OMP_WAIT_POLICY", "OPENBLAS_THREAD_TIMEOUT")  # what conftest.py sets
+WAITING = ("OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS")  # what conftest.py sets
 TIMEOUT = 600  # seconds, for a subprocess that hangs: a busy machine takes minutes for what takes one second else
 
 
