@@ -1,5 +1,7 @@
 """Writing past the cache, which small arrays never do by themselves: every dtype, from every place in a cache line."""
 
+import itertools
+
 import numpy as np
 import pytest
 from accuracy import check
@@ -86,17 +88,18 @@ def test_plain_kernels(name, dtype, rng, streaming):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_of_every_layout(name, dtype, rng, streaming):
-    """Groups of rows wait in a buffer, whose lines begin where those of the result do."""
+    """Groups of rows wait in a buffer, whose lines begin where those of the result do. Every length, and every number
+    of rows, is written from each place."""
     op, dtype = operators()[name], DTYPES[dtype]
-    for n in LENGTHS:
-        for count in COUNTS:
-            arguments = sample(op, (count, n), dtype.name, rng)
-            (expected,) = check(op, arguments)
-            for offset in {0, 1, 4, LINE // dtype.itemsize - 1}:
-                memory, out = placed((count, n), dtype, offset)
-                call(op, arguments, out=out)
-                assert bits(out) == bits(expected), (n, count, offset)
-                assert holds(memory, out), (n, count, offset)
+    offsets = [0, 1, 4, LINE // dtype.itemsize - 1]
+    for (first, n), (second, count) in itertools.product(enumerate(LENGTHS), enumerate(COUNTS)):
+        arguments = sample(op, (count, n), dtype.name, rng)
+        (expected,) = check(op, arguments)
+        offset = offsets[(first + second) % len(offsets)]
+        memory, out = placed((count, n), dtype, offset)
+        call(op, arguments, out=out)
+        assert bits(out) == bits(expected), (n, count, offset)
+        assert holds(memory, out), (n, count, offset)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
