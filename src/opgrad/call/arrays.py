@@ -368,7 +368,7 @@ def _have_one_dtype(op: Operator, given: Mapping[str, Any]) -> bool:
     """Whether the arrays of a call, `out` among them, have one dtype, which is one of those declared."""
     arrays = [given.get(name) for name in op.inputs]
     arrays += [] if given.get("out") is None else [given["out"]]
-    names = {getattr(getattr(array, "dtype", None), "name", "") for array in arrays}
+    names = {str(getattr(array, "dtype", "")) for array in arrays}
     return len(names) == 1 and names.issubset(op.inputs[op.arrays[0]].dtypes)
 
 
@@ -479,6 +479,6 @@ def public_function(name: str) -> Callable[..., Any]:
     """The public function of a declared operator, by the operator's name."""
     op = declared()[name]
     made = functools.wraps(op.reference)(dispatcher(op))
-    made.__signature__ = _shown(inspect.signature(op.reference))
+    made.__signature__ = _shown(inspect.signature(op.reference))  # type: ignore[attr-defined]
     made.__module__ = "opgrad"  # where people find it, and pickle
     return made

@@ -95,7 +95,7 @@ def over_arrays(op: Operator, given: Mapping[str, Any], change: Callable[[str, A
             changed[name] = [change(f"{name}[{i}]", array) for i, array in enumerate(value)]
         elif value is not None:
             changed[name] = change(name, value)
-    if op.general is not None and not given.keys().isdisjoint(op.general.keywords):
+    if op.general is not None and any(name in given for name in op.general.keywords):
         given = op.general.over_arrays(given, change)
     return {**given, **changed}
 

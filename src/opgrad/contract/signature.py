@@ -187,7 +187,7 @@ def _check_out(op: Operator, results: Mapping[str, Spec], out: Sequence[Spec]) -
     for (name, spec), given in zip(results.items(), out, strict=True):
         what, strides = f"{op.name}: out for {name}", _strides(given)
         if given.dtype != spec.dtype:
-            raise TypeError(f"{what} has dtype {given.dtype.name}, expected {spec.dtype.name}")
+            raise TypeError(f"{what} has dtype {given.dtype}, expected {spec.dtype}")
         if given.shape != spec.shape:
             raise ValueError(f"{what} has shape {given.shape}, expected {spec.shape}, {op.results[name].as_in}")
         if not is_injective(given.shape, strides, given.dtype.itemsize):
