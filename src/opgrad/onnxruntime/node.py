@@ -252,8 +252,7 @@ class RuntimeNode:
             first = len(self.operator.arrays)
             self.outputs = tuple(replace(p, operand=places.get(p.parameter, first)) for p in self.outputs)
         self.most_dimensions = dimensions_of(len(self.inputs))
-        # An operand's place, or the negative size of the values that are read as an attribute.
-        kinds = [-DTYPES[p.dtype].itemsize if p.operand == VALUE else p.operand for p in self.inputs]
+        kinds = [_kind(port) for port in self.inputs]
         operands = len(self.operator.arrays) + len(self.operator.results)
         self._overwritten = several(Overwritten, _overwritten(overload))
         overwrites = [len(overload.onnx.overwrites), ctypes.addressof(self._overwritten)]
@@ -406,6 +405,13 @@ def _repeated(ports: tuple[Port, ...], count: int) -> tuple[Port, ...]:
     last = len(ports) - 1
     more = [replace(ports[-1], operand=ports[-1].operand + i) for i in range(count - last)]
     return (*ports[:last], *more)
+
+
+def _kind(port: Port) -> int:
+    """An operand's place, or the negative size of the values that are read as an attribute."""
+    if port.operand == VALUE:
+        return -int(DTYPES[port.dtype].itemsize)
+    return port.operand
 
 
 def _overwritten(overload: Overload) -> Iterator[Overwritten]:

@@ -185,29 +185,49 @@ def _words(ports: Sequence[Port]) -> Any:
 # --- answers --------------------------------------------------------------------------------------------------------
 
 
-def _word(index: int) -> Native:
-    """The answer that is this word behind the structure."""
-
-    @native(1)
-    def word(op: int) -> int:
-        return load_word(op, index)
-
-    return word
+@native(1)
+def name(op: int) -> int:
+    return load_word(op, NAME)
 
 
-def _word_of_port(ports: int, index: int) -> Native:
-    """The answer that is this word of an input or output; ports: the word that tells where those of all are."""
-
-    @native(2)
-    def word(op: int, i: int) -> int:
-        return load_word(load_word(op, ports), PORT_WORDS * i + index)
-
-    return word
+@native(1)
+def provider(op: int) -> int:
+    return load_word(op, PROVIDER)
 
 
-name, provider, inputs, outputs = map(_word, (NAME, PROVIDER, INPUTS, OUTPUTS))
-input_type, input_characteristic, input_memory = (_word_of_port(INPUT_WORDS, each) for each in range(PORT_WORDS))
-output_type, output_characteristic = (_word_of_port(OUTPUT_WORDS, each) for each in (TYPE, CHARACTERISTIC))
+@native(1)
+def inputs(op: int) -> int:
+    return load_word(op, INPUTS)
+
+
+@native(1)
+def outputs(op: int) -> int:
+    return load_word(op, OUTPUTS)
+
+
+@native(2)
+def input_type(op: int, i: int) -> int:
+    return load_word(load_word(op, INPUT_WORDS), PORT_WORDS * i + TYPE)
+
+
+@native(2)
+def input_characteristic(op: int, i: int) -> int:
+    return load_word(load_word(op, INPUT_WORDS), PORT_WORDS * i + CHARACTERISTIC)
+
+
+@native(2)
+def input_memory(op: int, i: int) -> int:
+    return load_word(load_word(op, INPUT_WORDS), PORT_WORDS * i + MEMORY)
+
+
+@native(2)
+def output_type(op: int, i: int) -> int:
+    return load_word(load_word(op, OUTPUT_WORDS), PORT_WORDS * i + TYPE)
+
+
+@native(2)
+def output_characteristic(op: int, i: int) -> int:
+    return load_word(load_word(op, OUTPUT_WORDS), PORT_WORDS * i + CHARACTERISTIC)
 
 
 @native(1)

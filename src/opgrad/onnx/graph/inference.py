@@ -434,9 +434,9 @@ def _convolved(node: Unknown) -> Sequence[Value]:
     return [_of_images(node, x, "Conv", w).like(node.required(7))]
 
 
-stand_in_for("NhwcConv", "NhwcFusedConv")(
-    lambda node: [_of_images(node, node.required(0), "Conv", node.required(1), last=1)]
-)
+@stand_in_for("NhwcConv", "NhwcFusedConv")
+def _convolved_images(node: Unknown) -> Sequence[Value]:
+    return [_of_images(node, node.required(0), "Conv", node.required(1), last=1)]
 
 
 @stand_in_for("QLinearAveragePool", "QLinearGlobalAveragePool", "NhwcMaxPool")
