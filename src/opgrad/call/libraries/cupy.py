@@ -31,9 +31,8 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     if not isinstance(first, cupy.ndarray):
         return _runners.run(op, given)
     before, device = cupy.cuda.runtime.getDevice(), first.data.device_id
-    if (
-        device != before
-    ):  # `with first.device` would go back to the one that CuPy set last, which PyTorch may have changed
+    # `with first.device` would go back to the device that CuPy set last, which PyTorch may have changed since.
+    if device != before:
         cupy.cuda.runtime.setDevice(device)
     try:
         return _runners.run(*arrays.expanded(op, dict(given), cast(Arrays, _library())))

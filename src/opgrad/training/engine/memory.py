@@ -458,10 +458,10 @@ class TrainingMemory:
         return {**self.parameters.operands, **self.tables, **self.frozen, **self._copies}
 
     def write(self, name: str, value: np.ndarray) -> None:
-        """Give a parameter a value of its dtype and shape, in its memory."""
-        self.operands[name][...] = value
-        if name in self._copies:
-            self.frozen[name][...] = value
+        """Give a parameter a value of its dtype and shape, wherever it lies."""
+        for held in (self.parameters.operands, self.tables, self.frozen, self._copies):
+            if name in held:
+                held[name][...] = value
 
     @property
     def trainable(self) -> dict[str, np.ndarray]:

@@ -65,14 +65,16 @@ def step_rows(
     of_batch, of_step = recipe.batch_size, recipe.batch_size * recipe.accumulate
     for start in range(0, len(order), of_step):
         rows = order[start : start + of_step]
-        batches, parts = [rows[begin : begin + of_batch] for begin in range(0, len(rows), of_batch)], []
+        batches = [rows[begin : begin + of_batch] for begin in range(0, len(rows), of_batch)]
+        total, parts = weight(rows), []
         for number, batch in enumerate(batches):
             if whole:
                 own = batch if number % processes.size == processes.rank else batch[:0]
             else:
                 own = np.array_split(batch, processes.size)[processes.rank]
             if own.size:
-                parts.append(BatchPart(own, number, weight(own) / weight(batch), weight(own) / weight(rows)))
+                share = weight(own)
+                parts.append(BatchPart(own, number, share / weight(batch), share / total))
         yield StepCounts(len(rows), len(batches), tuple(parts))
 
 
@@ -324,8 +326,10 @@ class GradientMean:
     def finish(self, weight: float) -> None:
         """Add the last batch's gradients, unless its weight is 0, put the sum in their place, and begin anew."""
         if weight:
-            self.add(weight)
-        self._gradients[...] = self._sums
+            self._gradients *= weight
+            self._gradients += self._sums
+        else:
+            self._gradients[...] = self._sums
         self._sums[...] = 0
 
 
