@@ -283,7 +283,8 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
             runner: Any = runners.get(_key(args, kwargs))
         except (TypeError, ValueError):  # a list, or a memoryview, has no hash
             runner = None
-        is_new, called = runner is None, named(args, kwargs)
+        is_new = runner is None  # else such a call has been checked
+        called = named(args, kwargs) if is_new else dict(zip(op.parameters, args, strict=False)) | kwargs
         arguments = called
         if is_new:
             if owners.foreign(op, called):
