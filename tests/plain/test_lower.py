@@ -224,6 +224,22 @@ def test_sgd_with_clipping_and_without(rng):
         np.testing.assert_allclose(result, p - 0.5 * g, atol=1e-6)
 
 
+def test_squares_of_large_gradients_do_not_overflow():
+    gradients = [np.array([3e25, 0], np.float32), np.array(4e25, np.float32)]
+    model = optimizer_model("SGDOptimizerV2", ["params", "gradients"], ["done"])
+    clip = node("InplaceClipGradNorm", "gradients", "clipped", max_norm=5.0)
+    model.graph.node.insert(0, clip)
+    model.graph.node[1].input[2] = "clipped"
+    inputs = {"learning_rate": np.ones(1, np.float32), "params": [np.zeros_like(each) for each in gradients]}
+    after = five_steps(model, inputs, [gradients])["params"]
+    np.testing.assert_allclose(after[0], [-3, 0], rtol=1e-6)
+    np.testing.assert_allclose(after[1], -4, rtol=1e-6)
+    total = node("ReduceAllL2", "a b", "norm")
+    arrays = dict(zip("ab", gradients, strict=True))
+    (norm,) = run(lower(graph_of([total], arrays, [("norm", gradients[1], [])])), arrays)
+    np.testing.assert_allclose(norm, 5e25, rtol=1e-6)
+
+
 def test_skipped_update_changes_nothing(rng):
     parameters, gradients = random_sequences(rng, 2)
     model = optimizer_model("SGDOptimizerV2", ["params", "gradients"], ["done"])
@@ -549,6 +565,36 @@ def test_antialias_where_the_opset_has_none():
     onnx.checker.check_model(lowered, full_check=True)
     exact = reference("resize_grad")(inputs["dy"], inputs["x"], mode="linear", antialias=True)
     np.testing.assert_allclose(run(lowered, inputs)[0], exact, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("scales", [None, (2.0, 0.5, 1.5, 1.0), (1.4, 1.0, 1.0, 2.0)])
+def test_resizing_of_images_and_channels_whose_sizes_the_graph_does_not_tell(scales, mode, rng):
+    """Scales are an input; 1.4 of them leaves the two images two, but not at their places."""
+    sizes = (2, 4, 4, 3)
+    new = [int(size * scale) for size, scale in zip(sizes, scales or (2.0, 0.5, 1.5, 1.0), strict=True)]
+    x, dy = (rng.normal(size=shape).astype(np.float32) for shape in (sizes, new))
+    inputs, given = {"dy": dy, "x": x}, {"mode": mode}
+    if scales:
+        inputs["scales"], given["scales"] = np.array(scales, np.float32), scales
+    names = ["dy", "x", "", "scales"] if scales else ["dy", "x"]
+    grad = helper.make_node("ResizeGrad", names, ["dx"], domain="com.microsoft", mode=mode)
+    lowered = lower(graph_of([grad], inputs, [("dx", x, [None] * 4)]))
+    onnx.checker.check_model(lowered, full_check=True)
+    (dx,) = run(lowered, inputs)
+    np.testing.assert_allclose(dx, reference("resize_grad")(dy, x, **given), atol=1e-5)
+
+
+def test_resizing_in_float64_needs_sizes(rng):
+    x, dy = rng.normal(size=(1, 1, 3, 4)), rng.normal(size=(1, 1, 7, 5))
+    inputs = {"dy": dy, "x": x}
+    for mode in ("linear", "nearest"):
+        model = graph_of([node("ResizeGrad", "dy x", "dx", mode=mode)], inputs, [("dx", x, [None] * 4)])
+        if mode == "linear":
+            with pytest.raises(NotImplementedError, match=r"ResizeGrad has no form .* in float64 it needs sizes"):
+                lower(model)
+            model = known_shapes(model, inputs)
+        np.testing.assert_allclose(run(lower(model), inputs)[0], reference("resize_grad")(dy, x, mode=mode), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -7,11 +7,12 @@ applying Resize to unit vectors gives its matrix.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import LAST, NodeView, Value
+from opgrad.onnx.graph.formulas import LAST, Body, NodeView, Value
 from opgrad.onnx.graph.sizes import Sizes, known
 from opgrad.onnx.plain.lowering import Call, NoForm, Results, in_float32, lowers
 from opgrad.ops.pooling import ATTRIBUTES, resized_axes
@@ -242,7 +243,6 @@ def _open_counts(call: Call, window: Window, axis: int, sizes: Value, dy: Value)
 ROI, SCALES = 2, 3  # indices of inputs
 FORM = [name for name in ATTRIBUTES if name not in ("axes", "keep_aspect_ratio_policy")]  # of one axis
 ANTIALIAS_FROM = 18  # the first opset whose Resize has it
-IMAGES = 2  # axes of images and channels, which the original did not resize
 
 
 @lowers("ResizeGrad")
@@ -253,29 +253,40 @@ def resize_grad(call: Call, dx: Value, x: Value) -> Results:
         raise NoForm("the graph does not tell the rank of its input X")
     axes = [axis % rank for axis in call.get("axes") or range(rank)]
     for axis in sorted(axes, reverse=True):
-        if (matrix := _matrix(call, axes, axis, rank)) is not None:
-            dx = _along(dx, matrix, x, axis, rank)
+        dx = _resized(call, dx, axes, axis, rank)
     return dx
 
 
-def _matrix(call: Call, axes: list[int], axis: int, rank: int) -> Value | None:
-    """What each element along an axis gives each one of y; None where y is x."""
-    dy = call.operands(1)[0]
+def _resized(call: Call, dx: Value, axes: list[int], axis: int, rank: int) -> Value:
+    """The product along one axis, whose matrix is a constant if the graph tells sizes, scales and region."""
+    body, place, count = call.body, axes.index(axis), len(axes)
     attributes = {name: call.get(name, default) for name, default in ATTRIBUTES.items() if name != "axes"}
     new, size = (shape[axis] if shape else None for shape in call.input_shapes[:2])
-    scales, roi = (_told(call, place) for place in (SCALES, ROI))
-    if new is None or size is None or scales is None or roi is None:
-        if attributes["keep_aspect_ratio_policy"] != "stretch":
-            raise NoForm("with its keep_aspect_ratio_policy it needs sizes that the graph tells")
-        if scales:
-            may_change = scales[axes.index(axis)] != 1
-        else:
-            may_change = not (axis < IMAGES and rank > IMAGES and len(axes) == rank)
-        return _at_run_time(call, axes, axis) if may_change else None
-    place, count = axes.index(axis), len(axes)
-    given = {"scales": scales[place : place + 1], "roi": (*roi[place : place + 1], *roi[place + count :][:1])}
-    found = resized_axes("ResizeGrad", (size,), (new,), {**attributes, **given, "axes": ()})
-    return call.body.constant(found[0].matrix().T).like(dy) if found else None
+    scales, roi = (_told(call, index) for index in (SCALES, ROI))
+    if new is not None and size is not None and scales is not None and roi is not None:
+        given = {"scales": scales[place : place + 1], "roi": (*roi[place : place + 1], *roi[place + count :][:1])}
+        found = resized_axes("ResizeGrad", (size,), (new,), {**attributes, **given, "axes": ()})
+        matrix = body.constant(found[0].matrix().T).like(dx) if found else None
+        return dx if matrix is None else _along(dx, matrix, call.required(1), axis, rank)
+    if scales and scales[place] == 1:
+        return dx
+    if attributes["keep_aspect_ratio_policy"] != "stretch":
+        raise NoForm("with its keep_aspect_ratio_policy it needs sizes that the graph tells")
+    if TensorProto.DOUBLE in call.input_types[:2] and attributes["mode"] != "nearest":
+        raise NoForm("in float64 it needs sizes that the graph tells, because runtimes resize in float32")
+
+    def turn(inner: Body, value: Value) -> list[Value]:
+        own = replace(call, body=inner, inputs=[each and inner.outer(each) for each in call.inputs])
+        return [_along(value, _at_run_time(own, axes, axis), own.required(1), axis, rank)]
+
+    if scales:
+        return turn(body, dx)[0]
+    # A loop of one turn or none: an axis that is not resized, such as that of images, costs no product.
+    before, after = (each.shape(axis, axis + 1) for each in call.operands(2))
+    same = before.equals(after)
+    if scales is None:
+        same = same & call.required(SCALES).slice(place, place + 1).equals(1)
+    return body.loop((~same).cast(TensorProto.INT64).scalar(), [dx], turn)[0]
 
 
 def _told(call: Call, place: int) -> tuple[float, ...] | None:
@@ -292,24 +303,27 @@ def _crops(call: Call) -> bool:
 
 
 def _at_run_time(call: Call, axes: list[int], axis: int) -> Value:
-    """The matrix for a size that is known when the graph runs: the operator there, applied to unit vectors."""
+    """The matrix for a size that is known when the graph runs: the operator there, applied to unit vectors.
+
+    These are images of one row, which becomes two: onnxruntime copies what keeps its shape, whatever the scales are.
+    """
     dy, x = call.operands(2)
     body, place, count = call.body, axes.index(axis), len(axes)
     size, new = x.shape(axis, axis + 1), dy.shape(axis, axis + 1)
-    region = body.constant(np.array([0, 0, 1, 1], np.float32))
+    low, high, row = (body.constant(np.array(each, np.float32)) for each in ([0] * 3, [1] * 3, [1, 1, 2]))
+    first, last = low.slice(0, 1), high.slice(0, 1)
     if (roi := call.input(ROI)) is not None and _crops(call):
         first, last = (roi.slice(each, each + 1).cast(TensorProto.FLOAT) for each in (place, place + count))
-        low, high = (body.constant(np.array([each], np.float32)) for each in (0, 1))
-        region = body.concat(low, first, high, last)
-    targets: list[Value | None] = [None, body.concat(size, new)]
+    targets: list[Value | None] = [None, body.concat(size, body.ints([1, 2]), new)]
     if (scales := call.input(SCALES)) is not None and _told(call, SCALES) != ():
-        targets = [body.concat(body.constant(np.ones(1, np.float32)), scales.slice(place, place + 1)), None]
+        targets = [body.concat(row, scales.slice(place, place + 1)), None]
     one = body.constant(np.ones((), np.float32))  # of a type in which every runtime has the operator
-    unit = one.expand(body.concat(size, size)).apply("EyeLike")
+    units = one.expand(body.concat(size, size)).apply("EyeLike").unsqueeze(1, 2)
     form = {name: each for name, each in call.given(*FORM).items() if each != ATTRIBUTES[name]}
     if "antialias" in form and body.opset < ANTIALIAS_FROM:
         raise NoForm(f"antialias needs opset {ANTIALIAS_FROM} of ai.onnx where the graph tells no sizes")
-    return body.node("Resize", unit, region, *targets, **form).like(dy)
+    rows = body.node("Resize", units, body.concat(low, first, high, last), *targets, **form)
+    return rows.slice(0, 1, 2).squeeze(1, 2).like(dy)
 
 
 def _along(value: Value, matrix: Value, x: Value, axis: int, rank: int) -> Value:

@@ -5,6 +5,7 @@ output that the caller feeds back.
 """
 
 import math
+from collections.abc import Sequence
 from functools import reduce
 from operator import add, or_
 
@@ -84,8 +85,14 @@ def adamw_step(
     return new_p, new_m, new_v
 
 
+def sum_of_squares(values: Sequence[Value]) -> Value:
+    """The sum of the squares of all elements of all values, in float64, where the square of no float32 overflows."""
+    wide = [each.cast(TensorProto.DOUBLE) for each in values]
+    return reduce(add, ((each * each).sum(keepdims=False) for each in wide))
+
+
 def clip_factor(squares: Value, max_norm: float) -> Value:
-    """min(1, max_norm / norm); squares: the sum of the squares of all elements of all gradients."""
+    """min(1, max_norm / norm) in float64; squares: the sum of the squares of all elements of all gradients."""
     body = squares.body
     factor = body.number(max_norm, squares) / (squares.apply("Sqrt") + NORM_EPSILON)
     return body.node("Min", factor, body.number(1.0, factor))
@@ -128,16 +135,15 @@ def inplace_clip_grad_norm(call: Call, gradients: Value) -> Value:
     if call.get("norm_type", "fro") != "fro":
         raise NoForm(f"norm_type is {call.get('norm_type')!r}, expected 'fro'")
     body = call.body
-    zero = body.number(0.0, body.node("SequenceAt", gradients, body.constant(np.array(0))))
 
     def add_square(inner: Body, rest: Value, total: Value) -> list[Value]:
         first = inner.constant(np.array(0))
         g = inner.node("SequenceAt", rest, first)
-        return [inner.node("SequenceErase", rest, first), total + (g * g).sum(keepdims=False)]
+        return [inner.node("SequenceErase", rest, first), total + sum_of_squares([g])]
 
-    total = body.loop(body.node("SequenceLength", gradients), [gradients, zero], add_square)[1]
+    total = body.loop(body.node("SequenceLength", gradients), [gradients, body.constant(np.array(0.0))], add_square)[1]
     factor = clip_factor(total, call.get("max_norm", 1.0))
-    return body.each([gradients], lambda inner, g: [g * inner.outer(factor)])[0]
+    return body.each([gradients], lambda inner, g: [g * inner.outer(factor).like(g)])[0]
 
 
 @lowers("InPlaceAccumulatorV2")
@@ -190,12 +196,12 @@ def is_all_finite(call: Call) -> Value:
 
 @lowers("ReduceAllL2")
 def reduce_all_l2(call: Call) -> Value:
-    """The square root of the sum of the squares of all elements, formed in float32 for halves."""
+    """The square root of the sum of the squares of all elements; float32 for halves."""
     values, target = call.operands(len(call.inputs)), call.output_types[0]
-    if any(each in HALVES for each in call.input_types):
-        values, target = [each.cast(TensorProto.FLOAT) for each in values], target or TensorProto.FLOAT
-    total = reduce(add, ((each * each).sum(keepdims=False) for each in values)).apply("Sqrt")
-    return total if target is None else total.cast(target)
+    if target is None and any(each in HALVES for each in call.input_types):
+        target = TensorProto.FLOAT
+    norm = sum_of_squares(values).apply("Sqrt")
+    return norm.like(values[0]) if target is None else norm.cast(target)
 
 
 @lowers("MixedPrecisionScale")

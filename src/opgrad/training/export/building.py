@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -13,7 +11,7 @@ from opgrad.onnx.graph.formulas import Body, GraphBody, Value
 from opgrad.onnx.graph.messages import FEW_BITS, declared_types, domain_of, keep, opset_of
 from opgrad.onnx.graph.nodes import names_in, needed, read_by, rename_inputs
 from opgrad.onnx.plain.lowering import FEEDBACK
-from opgrad.onnx.plain.optimizer import adamw_step, clip_factor, corrections, sgd_step
+from opgrad.onnx.plain.optimizer import adamw_step, clip_factor, corrections, sgd_step, sum_of_squares
 from opgrad.training.export.layout import PARAMETERS, STATISTICS, Carried, Constants, StateLayout, StateTensor
 from opgrad.training.export.plain import plain_model, use_blocks
 from opgrad.training.export.rules import AdagradRule, LionRule, MomentumRule, StepRule
@@ -231,9 +229,8 @@ def stepped(rule: StepRule, slots: Sequence[Slot], rate: Value, count: Value) ->
     rate, count: of shape (); the learning rate, and the number of this step, from 1.
     """
     if rule.max_norm is not None:
-        squares = reduce(add, ((each.gradient * each.gradient).sum(keepdims=False) for each in slots))
-        factor = clip_factor(squares, rule.max_norm)
-        slots = [replace(each, gradient=each.gradient * factor) for each in slots]
+        factor = clip_factor(sum_of_squares([each.gradient for each in slots]), rule.max_norm)
+        slots = [replace(each, gradient=each.gradient * factor.like(each.gradient)) for each in slots]
     if not isinstance(rule, AdamWRule):
         return [_stepped(rule, slot, rate) for slot in slots]
     scalars = (rate, *corrections(rate, count, (rule.alpha, rule.beta), bool(rule.correct_bias)))
