@@ -27,7 +27,7 @@ from opgrad.cpu.compiler.target import host
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.loss_options import LossOptions, bent
 from opgrad.torch.losses.samples import LOSSES
-from opgrad.torch.operators import OPERATORS, wide
+from opgrad.torch.operators import OPERATORS, pulled_back, wide
 
 _statistics_of, _gradient_of = (graph_operators()[name] for name in ("cross_entropy_shard", "cross_entropy_shard_grad"))
 # The arguments of the operators of a part's statistics, and of their gradients, as schemas write them.
@@ -172,31 +172,6 @@ def combined(parts: Tensor, part: ClassPart, is_dense: bool = False) -> Tensor:
     return torch.stack(found)
 
 
-class RowStats(NamedTuple):
-    """Of each row, over all classes, in float64: differentiable, but for the predicted class.
-
-    target: the label's z, or sum(weight * q * z) for probabilities q, with mass = sum(weight * q). sum: of weight * z.
-    mean: of z under the softmax. mean, mass and predicted: None where nothing asks for them. total: how many classes.
-    """
-
-    lse: Tensor
-    target: Tensor
-    sum: Tensor
-    mean: Tensor | None
-    mass: Tensor | None
-    predicted: Tensor | None
-    total: Tensor | int
-
-
-def rows_of(statistics: Tensor, part: ClassPart, total: Tensor | int, is_dense: bool = False) -> RowStats:
-    """The results of each row, from the statistics of all classes in float64."""
-    m, s, target, sums, *others = statistics.unbind()
-    lse = torch.where(s == 0, torch.nan, m + s.log())  # of a row whose logits are all -inf
-    mean = others.pop(0) / s if part.moment else None
-    mass = others.pop(0) if is_dense else None
-    return RowStats(lse, target, sums, mean, mass, others[0] if part.predicted else None, total)
-
-
 def samples_of_parts(
     parts: Tensor, labels: Tensor, part: ClassPart, total: Tensor | int, weight: Tensor | None, options: LossOptions,
     dtype: torch.dtype, smoothing: Any = 0.0, is_dense: bool = False,
@@ -210,72 +185,32 @@ def samples_of_parts(
         silent = torch.zeros_like(parts[:, :1])
         silent = torch.cat([silent, silent + 1, *[silent] * (parts.shape[1] - 2)], 1)
         parts = torch.where(labels == ignored, silent, parts)
-    rows = rows_of(combined(parts, part, is_dense), part, total, is_dense)
-    return samples_of(rows, labels, weight, ignored, smoothing, dtype)
-
-
-def samples_of(
-    rows: RowStats, labels: Tensor, weight: Tensor | None, ignore_index: int | None, smoothing: Any, dtype: torch.dtype
-) -> tuple[Tensor | None, ...]:
-    """The results of `sample_losses`: loss in float64, lse, log_prob, entropy and the predicted class.
-
-    weight: of all classes. smoothing: how much of each sample's probability all classes share. Entropy and predicted
-    class are None where they are not asked for.
-    """
-    counts = torch.ones_like(labels, dtype=torch.bool) if ignore_index is None else labels != ignore_index
-    wrong = counts & ((labels < 0) | (labels >= rows.total))
-    target = torch.where(wrong, torch.nan, rows.target)
-    losses = rows.lse - target
-    if rows.mass is not None:
-        losses = rows.mass * rows.lse - target
+    m, s, target, sums, *others = combined(parts, part, is_dense).unbind()
+    lse = torch.where(s == 0, torch.nan, m + s.log())  # of a row whose logits are all -inf
+    mean = others.pop(0) / s if part.moment else None
+    mass = others.pop(0) if is_dense else None
+    counts = torch.ones_like(labels, dtype=torch.bool) if ignored is None else labels != ignored
+    wrong = counts & ((labels < 0) | (labels >= total))
+    nll = torch.where(wrong, torch.nan, 1.0) * (lse - target)  # the gradient of a wrong label is NaN, too
+    losses = nll
+    if mass is not None:
+        losses = mass * lse - target
     elif weight is not None:
-        losses = weights_of(labels, weight, counts & ~wrong) * losses
+        losses = weight.detach().double()[torch.where(counts & ~wrong, labels, 0).long()] * nll
     if isinstance(smoothing, Tensor) or smoothing:
-        share, mass = spread(smoothing, rows, weight)
-        losses = (1 - smoothing) * losses + share * (rows.lse * mass - rows.sum)
-    entropy = None if rows.mean is None else rows.lse - rows.mean
+        every = total.double() if isinstance(total, Tensor) else total  # an integer tensor gives float32
+        of_all = total if weight is None else weight.detach().double().sum()
+        losses = (1 - smoothing) * losses + smoothing / every * (lse * of_all - sums)
+    entropy = None if mean is None else lse - mean
     floats = [
-        None if value is None else torch.where(counts, value, 0.0).to(wide(dtype))
-        for value in (rows.lse, target - rows.lse, entropy)
+        None if value is None else torch.where(counts, value, 0.0).to(wide(dtype)) for value in (lse, -nll, entropy)
     ]
     predicted = None
-    if rows.predicted is not None:
+    if part.predicted:
         # A part without classes has none; its largest logit is that of a row whose logits are all -inf.
-        known = rows.predicted.clamp(min=0)
-        predicted = torch.where(counts & (rows.total > 0), known, -1.0).long()
+        known = others[0].clamp(min=0)
+        predicted = torch.where(counts & (total > 0), known, -1.0).long()
     return torch.where(counts, losses, 0.0), *floats, predicted
-
-
-def weights_of(labels: Tensor, weight: Tensor, valid: Tensor) -> Tensor:
-    """The weight of each label's class."""
-    return weight.detach().double()[torch.where(valid, labels, 0).long()]
-
-
-def spread(smoothing: Any, rows: RowStats, weight: Tensor | None) -> tuple[Any, Any]:
-    """The share of each class in label smoothing, and the sum of the weights of all classes."""
-    total = rows.total.double() if isinstance(rows.total, Tensor) else rows.total  # an integer tensor gives float32
-    return smoothing / total, rows.total if weight is None else weight.detach().double().sum()
-
-
-def factors_of_results(
-    statistics: Tensor, rows: RowStats, labels: Tensor, weight: Tensor | None, ignore_index: int | None,
-    smoothing: float, dloss: Tensor, dlse_square: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """The factors of every part's gradient, for gradients of the samples' losses and of the squares of lse.
-
-    The losses are made of lse, of the label's z and of sum(weight * z), and so are their gradients.
-    """
-    valid = (labels >= 0) & (labels < rows.total)
-    of_label = (1 - smoothing) * (1.0 if weight is None else weights_of(labels, weight, valid)) * dloss
-    of_label = torch.where(valid, of_label, torch.nan)
-    share, mass = spread(smoothing, rows, weight)
-    of_all = share * dloss
-    by_lse = of_label + of_all * mass
-    if dlse_square is not None:
-        by_lse = by_lse + 2 * rows.lse * dlse_square
-    nothing = torch.zeros_like(by_lse)
-    found = torch.stack([finite(statistics[0]), statistics[1].log(), by_lse, -of_label, -of_all, nothing])
-    return found if ignore_index is None else torch.where(labels == ignore_index, 0.0, found)
 
 
 _losses_and_grad = LOSSES["sample_losses_and_grad"].op
@@ -484,12 +419,18 @@ def gradients(
 ) -> tuple[Tensor, Tensor, Slopes]:
     """The samples' losses and lse, and the gradients for those of the losses and of the squares of lse."""
     if chunks.by_classes:
-        part, given = ClassPart.of(options, layer.weight), (layer.labels, layer.weight, options.ignore_index)
+        part = ClassPart.of(options, layer.weight)
         found = statistics_of_layer(layer, part, chunks)
-        rows = rows_of(found, part, len(layer.w))
-        loss, lse, *_ = samples_of(rows, *given, options.label_smoothing, layer.number)
-        factors = factors_of_results(found, rows, *given, options.label_smoothing, dloss, dlse_square)
-        return cast(Tensor, loss), cast(Tensor, lse), gradients_of_statistics(layer, part, factors, needs, chunks)
+        given = (layer.labels, part, len(layer.w), layer.weight, options, layer.number, options.label_smoothing)
+
+        def samples(statistics: Tensor) -> tuple[Any, Any, Any]:
+            loss, lse, *_ = samples_of_parts(statistics.unsqueeze(0), *given)
+            return loss, lse, cast(Tensor, lse) ** 2
+
+        loss, lse, _ = samples(found)
+        (slopes,) = pulled_back(samples, [found], [dloss, None, dlse_square])
+        factors = factors_of_slopes(found, slopes, part)
+        return loss, lse, gradients_of_statistics(layer, part, factors, needs, chunks)
     number, count = layer.number, len(layer.x)
     every = [layer.x.new_empty(count, dtype=each) for each in (number, number, number, number, torch.int64)]
 
