@@ -279,6 +279,12 @@ def over_chunks(body: Callable[..., Any], carry: Any, arrays: Any, rows: int) ->
     return carry, made
 
 
+def each_chunk(of_chunk: Callable[..., Any], arrays: Any, rows: int) -> Any:
+    """The results of a function of `rows` rows at a time; JAX differentiates the loop, which keeps no logits."""
+    kept = jax.checkpoint(of_chunk)
+    return over_chunks(lambda carry, part: (carry, kept(*part)), None, arrays, rows)[1]
+
+
 def logits_of(x: Array, weight: Array, bias: Array | None) -> Array:
     """The logits of some rows, in the precision of the loss."""
     found = jnp.matmul(x.astype(weight.dtype), weight.T)
@@ -286,32 +292,15 @@ def logits_of(x: Array, weight: Array, bias: Array | None) -> Array:
 
 
 def _by_jax(options: LossOptions, x: Array, layer: Dense, targets: Targets, bend: Any) -> tuple[Array, Array]:
-    """Loss and log-sum-exp of each sample; JAX differentiates the loop, which keeps no logits."""
+    """Loss and log-sum-exp of each sample."""
     dtype = wide(x.dtype)
 
-    @jax.checkpoint
-    def of_chunk(layer: Dense, weight: Array | None, x: Array, labels: Array) -> tuple[Array, Array]:
+    def of_chunk(x: Array, labels: Array) -> Any:
         logits = logits_of(x, layer.weight.astype(dtype), layer.bias)
-        found: tuple[Array, Array] = sample_losses(options)(
-            logits if bend is None else bend(logits), Targets(labels, weight)
-        )
-        return found
+        return sample_losses(options)(logits if bend is None else bend(logits), Targets(labels, targets.weight))
 
-    def body(carry: Any, part: Any) -> tuple[Any, Any]:
-        return carry, of_chunk(layer, targets.weight, *part)
-
-    _, found = over_chunks(body, None, (x, targets.labels), _rows(layer, dtype))
-    losses, lse = found
+    losses, lse = each_chunk(of_chunk, (x, targets.labels), _rows(layer, dtype))
     return losses, lse
-
-
-class _Sums(NamedTuple):
-    """The sums over chunks: of losses, squares of lse, and gradients; None for gradients that are not wanted."""
-
-    losses: Array
-    squares: Array
-    layer: Dense
-    weight: Array | None
 
 
 @functools.lru_cache(1024)
@@ -327,52 +316,43 @@ def _layer_total(options: LossOptions) -> Any:
         given = jax.tree.map(
             lambda each: each.value, (x, layer, targets), is_leaf=lambda each: hasattr(each, "perturbed")
         )
-        wanted = {"weight": ()} if targets.weight is not None and targets.weight.perturbed else {}
-        x, layer, targets = given
-        sums, dx = _one_pass(options, x, layer, targets, by_weight.value, by_count.value, wanted)
-        found = sums.losses * by_weight.value + sums.squares * by_count.value
-        return found, (sums, dx, layer)
+        by_class = targets.weight is not None and targets.weight.perturbed
+        (value, grads), dx = _one_pass(options, by_class, by_weight.value, by_count.value, *given)
+        return value, (dx, *grads, given[1])
 
     def backward(kept: Any, dtotal: Any) -> tuple[Any, ...]:
-        sums, dx, layer = kept
         if isinstance(dtotal, SymbolicZero):
             return (None,) * 5
-        by_layer = jax.tree.map(lambda each, like: (each * dtotal).astype(like.dtype), sums.layer, layer)
-        by_weight = None if sums.weight is None else sums.weight * dtotal
-        targets = Targets(None, by_weight)  # type: ignore[arg-type]
-        return (dx * dtotal).astype(dx.dtype), by_layer, targets, dtotal * sums.losses, dtotal * sums.squares
+        dx, by_layer, by_class, losses, squares, layer = kept
+        by_layer = jax.tree.map(lambda each, like: (each * dtotal).astype(like.dtype), by_layer, layer)
+        targets = _as_targets({} if by_class is None else {"weight": by_class * dtotal})
+        return (dx * dtotal).astype(dx.dtype), by_layer, targets, dtotal * losses, dtotal * squares
 
     total.defvjp(forward, backward, symbolic_zeros=True)
     return total
 
 
 def _one_pass(
-    options: LossOptions, x: Array, layer: Dense, targets: Targets, by_weight: Array, by_count: Array,
-    wanted: Mapping[str, Any],
-) -> tuple[_Sums, Array]:  # fmt: skip
-    """The sums over all samples, and the gradient with respect to x."""
-    dtype = wide(x.dtype)
-    weight = layer.weight.astype(dtype)
+    options: LossOptions, by_class: bool, by_weight: Array, by_count: Array, x: Array, layer: Dense, targets: Targets
+) -> tuple[tuple[Array, tuple[Any, ...]], Array]:
+    """The total over all samples with its gradients, summed in the precision of the loss, and that of x.
 
-    def body(sums: _Sums, part: tuple[Array, Array]) -> tuple[_Sums, Array]:
-        rows, labels = part
-        chosen, logits = Targets(labels, targets.weight), logits_of(rows, weight, layer.bias)
-        upstream = {"dloss": jnp.broadcast_to(by_weight, labels.shape)}
-        upstream["dlse_square"] = jnp.broadcast_to(by_count, labels.shape)
-        losses, lse, dlogits = with_gradient(options, logits, chosen, upstream)
-        by_bias = None if sums.layer.bias is None else sums.layer.bias + dlogits.sum(0)
-        by_layer = Dense(sums.layer.weight + jnp.matmul(dlogits.T, rows.astype(dtype)), by_bias)
-        by_class = sums.weight
-        if by_class is not None:
-            by_class += target_gradients(options, wanted, logits, chosen, upstream["dloss"])["weight"]
-        added = _Sums(sums.losses + losses.sum(), sums.squares + (lse * lse).sum(), by_layer, by_class)
-        return added, jnp.matmul(dlogits, weight).astype(x.dtype)
+    by_class: whether class weights have a gradient, which is None else. The last two are the factors' gradients.
+    """
+    dtype, of_logits = wide(x.dtype), _total(options, True, False)
 
-    none = jnp.zeros((), dtype)
-    start = Dense(jnp.zeros(weight.shape, dtype), None if layer.bias is None else jnp.zeros(layer.bias.shape, dtype))
-    by_class = None if targets.weight is None or not wanted else jnp.zeros_like(targets.weight)
-    first = _Sums(none, none, start, by_class)
-    first, x = alike((first, x))
+    def of_rows(rows: Array, changing: Any, labels: Array) -> Array:
+        own, weight, *factors = changing
+        chosen = Targets(labels, weight if by_class else targets.weight)
+        return cast(Array, of_logits(logits_of(rows, *own), chosen, *factors))
+
+    def body(sums: Any, part: tuple[Array, Array]) -> tuple[Any, Array]:
+        value, (dx, grads) = jax.value_and_grad(of_rows, (0, 1))(part[0], changing, part[1])
+        return jax.tree.map(jnp.add, sums, (value, grads)), dx
+
+    own = jax.tree.map(lambda each: each.astype(dtype), layer)
+    changing = own, targets.weight if by_class else None, by_weight, by_count
+    first, x = alike((jax.tree.map(jnp.zeros_like, (by_weight, changing)), x))
     return over_chunks(body, first, (x, targets.labels), _rows(layer, dtype))
 
 
@@ -536,19 +516,15 @@ def _divergence(name: str, student: Any, teacher: Any, labels: Any, beta: float,
         check_layer(name, found, jnp.issubdtype(found.dtype, jnp.integer), rows, weight, bias, None)
     dtype, of = wide(x.dtype), _row_divergence(name, check_share(name, "beta", beta), options.temperature)
 
-    @jax.checkpoint
-    def of_chunk(student: Dense, teacher: Dense, x: Array, y: Array) -> Array:
-        pairs = ((x, student), (y, teacher))
+    def of_chunk(x: Array, y: Array) -> Array:
+        pairs = zip((x, y), layers, strict=True)
         logits, others = (logits_of(rows, each.weight.astype(dtype), each.bias) for rows, each in pairs)
         return cast(Array, of(logits, others))
-
-    def body(carry: Any, part: Any) -> tuple[Any, Array]:
-        return carry, of_chunk(*layers, *part)
 
     x, y, layers = alike((x, y, (Dense(w, b), Dense(v, c))))
     y, layers = jax.lax.stop_gradient(y), (layers[0], jax.lax.stop_gradient(layers[1]))
     rows = max(CHUNK // max(2 * w.shape[0] * jnp.dtype(dtype).itemsize, 1), 1)
-    losses: Array = over_chunks(body, None, (x, y), rows)[1]
+    losses: Array = each_chunk(of_chunk, (x, y), rows)
     losses = losses if options.ignore_index is None else jnp.where(found == options.ignore_index, 0, losses)
     if reduction == "none":
         return losses

@@ -123,14 +123,6 @@ def softmax_cross_entropy_loss_only(logits: Array, labels: Array, weight: Array 
 
 
 @formula
-def softmax_cross_entropy_loss(
-    logits: Array, labels: Array, weight: Array | None = None, **options: Any
-) -> tuple[Array, Array]:
-    log_prob = jax.nn.log_softmax(logits.astype(wide(logits.dtype)), 1)
-    return loss_of(log_prob, labels, weight, **options), log_prob
-
-
-@formula
 def softmax_cross_entropy_loss_and_grad(
     logits: Array, labels: Array, weight: Array | None = None, **options: Any
 ) -> tuple[Array, Array]:
