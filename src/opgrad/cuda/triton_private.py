@@ -72,11 +72,6 @@ def is_interpreting() -> bool:
 # --- launching -------------------------------------------------------------------------------------------------------
 
 
-def compiled(kernel: Any, values: Sequence[Any], grid: tuple[int, ...], options: Mapping[str, Any]) -> Any:
-    """The kernel, compiled for these arguments."""
-    return kernel.warmup(*values, grid=grid, **options)
-
-
 def launcher(
     kernel: Any, values: Sequence[Any], grid: tuple[int, ...], options: Mapping[str, Any]
 ) -> Callable[..., Any] | None:
@@ -87,7 +82,7 @@ def launcher(
     if not all(_has(triton, name) for name in LAUNCHING):
         _warn("each call of a CUDA kernel takes tens of microseconds more")
         return None
-    return _launch(compiled(kernel, values, grid, options), grid)
+    return _launch(kernel.warmup(*values, grid=grid, **options), grid)
 
 
 def _launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
