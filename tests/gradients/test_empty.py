@@ -10,7 +10,11 @@ from typed_cases import typed
 from opgrad.gradients import gradients
 from opgrad.onnxruntime import InferenceSession, lower
 
-OTHERS = ("RNN", "GRU", "LSTM")  # onnxruntime ends the process when their batch is empty
+# onnxruntime ends the process when the batch of a recurrent layer is empty. AffineGrid's other input, a constant, says
+# how many rows there are; old releases do not compare the two.
+OTHERS = ("AffineGrid", "GRU", "LSTM", "RNN")
+# Conv of older releases never returns from tensors without channels, which the batch of ConvGrad's plain form becomes.
+RETURNS = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32)
 REFUSED = {"Tile-13": False}  # Reshape finds no size beside one of 0: in the plain form, or in sessions of opgrad
 
 
@@ -67,7 +71,7 @@ def test_gradients_have_the_shapes_of_their_values(name):
     if made is None or not runs(*made):
         return
     model, feeds = made
-    for plain in (True, False):
+    for plain in (True, False) if RETURNS or "Conv" not in name else (False,):
         graph = gradients(model, "y0", list(feeds), plain=plain).SerializeToString()
         session = onnxruntime.InferenceSession(graph, options()) if plain else InferenceSession(graph)
         if plain is REFUSED.get(name):
