@@ -13,7 +13,7 @@ from torch import nn
 WORDS = ["the", "cat", "dog", "bird", "fish", "sees", "likes", "eats", "a", "red", "blue", "small", "big", "tree"]
 WORDS += ["house", "water", ".", "hello", "what", "is", "who", "are", "you"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-WIDTH, HEADS, LAYERS, LONGEST = 32, 4, 2, 64
+WIDTH, HEADS, LONGEST = 32, 4, 64
 
 
 class Attention(nn.Module):
@@ -50,15 +50,14 @@ class Encoder(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(vocabulary, WIDTH), nn.Embedding(LONGEST, WIDTH)
         self.types, self.norm = nn.Embedding(2, WIDTH), nn.LayerNorm(WIDTH, 1e-12)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layer = Layer()
         self.classifier = nn.Linear(WIDTH, labels) if labels else None
 
     def forward(self, input_ids, attention_mask, token_type_ids):
         places = self.places(torch.arange(input_ids.shape[1], device=input_ids.device))
         x = self.norm(self.words(input_ids) + places + self.types(token_type_ids))
         mask = (1.0 - attention_mask[:, None, None].float()) * torch.finfo(torch.float32).min
-        for layer in self.layers:
-            x = layer(x, mask)
+        x = self.layer(x, mask)
         return x if self.classifier is None else self.classifier(x[:, 0])
 
 

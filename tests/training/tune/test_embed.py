@@ -101,8 +101,8 @@ def test_fifty_losses_are_those_of_torch(tmp_path, pooling, options, sizes, temp
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    assert expected[-1] < expected[0] / 2
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    assert np.mean(expected[-5:]) < 0.7 * expected[0]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def session_options():
@@ -358,8 +358,8 @@ def test_losses_are_those_of_torch(tmp_path, task):
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    assert expected[-1] < expected[0]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    assert np.mean(expected[-5:]) < np.mean(expected[:5])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("task", CASES)
