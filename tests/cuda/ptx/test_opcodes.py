@@ -11,7 +11,16 @@ from ptx.parser import PtxError
 from ptx_lanes import run
 
 INTERESTING = [0, 1, 2, 3, 7, 31, 32, 33, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1, 0x12345678, 0xDEADBEEF]
-PREFIX = {16: "h", 32: "r", 64: "d"}
+REGISTERS = {2: "h", 4: "r", 8: "d"}  # by size
+
+
+def one(instruction, dtype, *operands):
+    """What an instruction makes of operands: {0}, {1}, … name their registers, {z} that of the result."""
+    names = [f"{REGISTERS[each.dtype.itemsize]}{place}" for place, each in enumerate(operands)]
+    result = f"{REGISTERS[np.dtype(dtype).itemsize]}7"
+    code = instruction.format(*(f"%{name}" for name in names), z=f"%{result}")
+    (found,) = run(code, {result: dtype}, **dict(zip(names, operands, strict=True)))
+    return found
 
 
 def pairs(bits):
@@ -34,123 +43,98 @@ def truncated(a, b):
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
-BINARY = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul.lo": lambda a, b: a * b,
-    "min": min,
-    "max": max,
-    "div": lambda a, b: truncated(a, b) if b else None,
-    "rem": lambda a, b: a - b * truncated(a, b) if b else None,
+# Of numbers a and b of so many bits; the third operand of mad is the bits of a.
+INTEGERS = {
+    "add": lambda a, b, bits: a + b,
+    "sub": lambda a, b, bits: a - b,
+    "mul.lo": lambda a, b, bits: a * b,
+    "mul.hi": lambda a, b, bits: a * b >> bits,
+    "mul.wide": lambda a, b, bits: a * b,
+    "mad.lo": lambda a, b, bits: a * b + a % 2**bits,
+    "mad.wide": lambda a, b, bits: a * b + a % 2**bits,
+    "min": lambda a, b, bits: min(a, b),
+    "max": lambda a, b, bits: max(a, b),
+    "div": lambda a, b, bits: truncated(a, b) if b else None,
+    "rem": lambda a, b, bits: a - b * truncated(a, b) if b else None,
 }
 
 
 @pytest.mark.parametrize("kind", ["u", "s"])
 @pytest.mark.parametrize("bits", [16, 32, 64])
-def test_arithmetic(kind, bits):
+def test_integers(kind, bits):
     """Results are the last bits of what integers give; dividing by 0 gives something."""
     a, b = pairs(bits)
-    p = PREFIX[bits]
     own = (lambda value: signed(value, bits)) if kind == "s" else int
-    names = list(BINARY)
-    code = "\n".join(f"{name}.{kind}{bits} %{p}{i + 2}, %{p}0, %{p}1;" for i, name in enumerate(names))
-    found = run(code, {f"{p}{i + 2}": f"u{bits // 8}" for i in range(len(names))}, **{f"{p}0": a, f"{p}1": b})
-    for name, results in zip(names, found, strict=True):
-        for x, y, result in zip(a.tolist(), b.tolist(), results.tolist(), strict=True):
-            expected = BINARY[name](own(x), own(y))
-            assert expected is None or result == expected % 2**bits, (name, x, y)
+    for name, formula in INTEGERS.items():
+        size = bits << name.endswith("wide")
+        if size <= 64:
+            third = [a.astype(f"u{size // 8}")] if name.startswith("mad") else []
+            operands = ", ".join(f"{{{place}}}" for place in range(2 + len(third)))
+            found = one(f"{name}.{kind}{bits} {{z}}, {operands};", f"u{size // 8}", a, b, *third)
+            for x, y, result in zip(a.tolist(), b.tolist(), found.tolist(), strict=True):
+                expected = formula(own(x), own(y), bits)
+                assert expected is None or result == expected % 2**size, (name, x, y)
 
 
-@pytest.mark.parametrize("kind", ["u", "s"])
-@pytest.mark.parametrize("bits", [16, 32, 64])
-def test_products(kind, bits):
-    a, b = pairs(bits)
-    p, own = PREFIX[bits], (lambda value: signed(value, bits)) if kind == "s" else int
-    code = f"mul.hi.{kind}{bits} %{p}2, %{p}0, %{p}1; mad.lo.{kind}{bits} %{p}3, %{p}0, %{p}1, %{p}0;"
-    results = {f"{p}2": f"u{bits // 8}", f"{p}3": f"u{bits // 8}"}
-    if bits < 64:
-        w = PREFIX[2 * bits]
-        code += f"mul.wide.{kind}{bits} %{w}4, %{p}0, %{p}1; mad.wide.{kind}{bits} %{w}5, %{p}0, %{p}1, %{w}4;"
-        results |= {f"{w}4": f"u{bits // 4}", f"{w}5": f"u{bits // 4}"}
-    found = run(code, results, **{f"{p}0": a, f"{p}1": b})
-    for row in zip(a.tolist(), b.tolist(), *[each.tolist() for each in found], strict=True):
-        x, y, high, low, *wide = row
-        product = own(x) * own(y)
-        assert (high, low) == ((product >> bits) % 2**bits, (product + own(x)) % 2**bits), (x, y)
-        assert wide in ([], [product % 4**bits, 2 * product % 4**bits]), (x, y)
-
-
-def test_bits():
+@pytest.mark.parametrize(
+    ("instruction", "formula"),
+    {
+        "and.b32 {z}, {0}, {1};": lambda a, b: a & b,
+        "or.b32 {z}, {0}, {1};": lambda a, b: a | b,
+        "xor.b32 {z}, {0}, {1};": lambda a, b: a ^ b,
+        "shl.b32 {z}, {0}, {1};": lambda a, b: a << b if b < 32 else 0,
+        "shr.u32 {z}, {0}, {1};": lambda a, b: a >> b if b < 32 else 0,
+        "shr.s32 {z}, {0}, {1};": lambda a, b: signed(a, 32) >> min(b, 31),
+        "not.b32 {z}, {0};": lambda a, b: ~a,
+        "neg.s32 {z}, {0};": lambda a, b: -a,
+        "abs.s32 {z}, {0};": lambda a, b: abs(signed(a, 32)),
+    }.items(),
+)
+def test_bits(instruction, formula):
     a, b = pairs(32)
-    formulas = {
-        "and.b32": lambda x, y: x & y,
-        "or.b32": lambda x, y: x | y,
-        "xor.b32": lambda x, y: x ^ y,
-        "shl.b32": lambda x, y: x << y if y < 32 else 0,
-        "shr.u32": lambda x, y: x >> y if y < 32 else 0,
-        "shr.s32": lambda x, y: signed(x, 32) >> min(y, 31),
-    }
-    code = "\n".join(f"{name} %r{i + 2}, %r0, %r1;" for i, name in enumerate(formulas))
-    found = run(code, {f"r{i + 2}": "u4" for i in range(len(formulas))}, r0=a, r1=b)
-    for (name, formula), results in zip(formulas.items(), found, strict=True):
-        expected = [formula(x, y) % 2**32 for x, y in zip(a.tolist(), b.tolist(), strict=True)]
-        assert results.tolist() == expected, name
-
-
-def test_one_operand():
-    a = np.array([*INTERESTING, 2**31], np.uint32)
-    code = "not.b32 %r1, %r0; neg.s32 %r2, %r0; abs.s32 %r3, %r0;"
-    found = run(code, {f"r{i}": "u4" for i in range(1, 4)}, r0=a)
-    for x, *results in zip(a.tolist(), *[each.tolist() for each in found], strict=True):
-        assert results == [2**32 - 1 - x, -x % 2**32, abs(signed(x, 32)) % 2**32], x
+    expected = [formula(x, y) % 2**32 for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    assert one(instruction, "u4", a, b).tolist() == expected
 
 
 def test_fields():
     """Fields that begin or end behind the last bit, and of length 0."""
-    a = np.array([0xDEADBEEF], np.uint32)
-    starts, lengths = np.meshgrid(np.arange(0, 40), np.arange(0, 40))
+    x, starts, lengths = 0xDEADBEEF, *np.meshgrid(np.arange(0, 40), np.arange(0, 40))
     starts, lengths = (each.ravel().astype(np.uint32) for each in (starts, lengths))
-    code = "bfe.u32 %r4, %r0, %r2, %r3; bfe.s32 %r5, %r0, %r2, %r3;"
-    plain, extended = run(code, {"r4": "u4", "r5": "u4"}, threads=1600, r0=a, r2=starts, r3=lengths)
-    x = int(a[0])
+    a = np.full(starts.size, x, np.uint32)
+    plain, extended = (
+        one(f"bfe.{kind} {{z}}, {{0}}, {{1}}, {{2}};", "u4", a, starts, lengths) for kind in ("u32", "s32")
+    )
     for place, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-        mask = (1 << length) - 1
-        assert plain[place] == (x >> start) & mask, (start, length)
+        assert plain[place] == (x >> start) & (1 << length) - 1, (start, length)
         last = min(start + length - 1, 31)
         sign = -1 if length and x >> last & 1 else 0
         field = sum((x >> i & 1 if i < 32 else -sign) << (i - start) for i in range(start, start + length))
         assert extended[place] == ((field | sign << length) % 2**32 if length else 0), (start, length)
 
 
-def test_permutation():
+@pytest.mark.parametrize(
+    ("selector", "expected"), [("0x3210U", 0x80112233), ("0x7654", 0x44556677), ("0x04AB", 0x337700FF)]
+)
+def test_permutation(selector, expected):
     """The manual's defaults: a digit picks a byte, its highest bit repeats the byte's sign."""
-    found = run(
-        "prmt.b32 %r2, %r0, %r1, 0x3210U; prmt.b32 %r3, %r0, %r1, 0x7654; prmt.b32 %r4, %r0, %r1, 0x04AB;",
-        {f"r{i}": "u4" for i in range(2, 5)},
-        r0=np.uint32([0x80112233]),
-        r1=np.uint32([0x44556677]),
-    )
-    expected = [
-        0x80112233,
-        0x44556677,
-        0x337700FF & 0xFFFF0000 | 0x00FF,
-    ]
-    assert [int(each[0]) for each in found] == expected
+    found = one(f"prmt.b32 {{z}}, {{0}}, {{1}}, {selector};", "u4", np.uint32([0x80112233]), np.uint32([0x44556677]))
+    assert found[0] == expected
 
 
-def test_comparison_and_selection():
+@pytest.mark.parametrize(
+    ("name", "test"),
+    {"lt.s32": np.less, "ge.s32": np.greater_equal, "eq.b32": np.equal, "ne.u32": np.not_equal, "hi.u32": np.greater,
+     "lt.u32": np.less}.items(),
+)  # fmt: skip
+def test_comparison_and_selection(name, test):
     a, b = pairs(32)
-    names = {"lt.s32": np.less, "ge.s32": np.greater_equal, "eq.b32": np.equal, "ne.u32": np.not_equal}
-    names |= {"hi.u32": np.greater, "lt.u32": np.less}
-    for name, test in names.items():
-        kind = "i4" if ".s" in name else "u4"
-        right = test(a.view(kind), b.view(kind))
-        code = f"setp.{name} %p0|%p1, %r0, %r1; selp.b32 %r2, 1, 2, %p0; selp.b32 %r3, 1, 2, %p1;"
-        code += f"setp.{name.replace('.', '.and.')} %p2, %r0, %r1, !%p1; selp.b32 %r4, 1, 2, %p2;"
-        found, opposite, both = run(code, {"r2": "u4", "r3": "u4", "r4": "u4"}, r0=a, r1=b)
-        np.testing.assert_array_equal(found, np.where(right, 1, 2), name)
-        np.testing.assert_array_equal(opposite, np.where(right, 2, 1), name)
-        np.testing.assert_array_equal(both, np.where(right, 1, 2), name)
+    kind = "i4" if ".s" in name else "u4"
+    right = test(a.view(kind), b.view(kind))
+    code = f"setp.{name} %p0|%p1, %r0, %r1; selp.b32 %r2, 1, 2, %p0; selp.b32 %r3, 1, 2, %p1;"
+    code += f"setp.{name.replace('.', '.and.')} %p2, %r0, %r1, !%p1; selp.b32 %r4, 1, 2, %p2;"
+    found, opposite, both = run(code, {"r2": "u4", "r3": "u4", "r4": "u4"}, r0=a, r1=b)
+    for each in (found, 3 - opposite, both):
+        np.testing.assert_array_equal(each, np.where(right, 1, 2))
 
 
 @pytest.mark.parametrize(
@@ -172,11 +156,14 @@ def test_what_is_not_known_is_named(code, message):
         run(code, {"r1": "u4"}, r0=np.zeros(32, "u4"))
 
 
+# --- floating point --------------------------------------------------------------------------------------------------
+
 LIBM = ctypes.CDLL("libm.so.6")
 for name, kind in (("fma", ctypes.c_double), ("fmaf", ctypes.c_float)):
     getattr(LIBM, name).argtypes, getattr(LIBM, name).restype = [kind] * 3, kind
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALF, BFLOAT16, SINGLE, DOUBLE = (np.dtype(each) for each in ("f2", ml_dtypes.bfloat16, "f4", "f8"))
+FLOATS = {"f16": HALF, "bf16": BFLOAT16, "f32": SINGLE, "f64": DOUBLE}
 SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1.5, 1 / 3, -2.75, 65504.0, 3e38, 1e-38, -1e-45, 2.0**-24]
 
 
@@ -206,49 +193,52 @@ def same(found, expected, note=""):
     np.testing.assert_array_equal(bits(found)[~nan], bits(expected)[~nan], note)
 
 
-@pytest.mark.parametrize(("dtype", "kind", "p"), [("f4", "f32", "r"), ("f8", "f64", "d")])
-def test_floating_arithmetic(dtype, kind, p):
-    a, b, _ = three(np.dtype(dtype))
-    names = {"add": np.add, "sub.rn": np.subtract, "mul.rn": np.multiply, "div.rn": np.divide}
-    code = "\n".join(f"{name}.{kind} %{p}{i + 2}, %{p}0, %{p}1;" for i, name in enumerate(names))
-    code += f"sqrt.rn.{kind} %{p}6, %{p}0;"
-    found = run(code, {f"{p}{i}": dtype for i in range(2, 7)}, **{f"{p}0": a, f"{p}1": b})
-    with np.errstate(all="ignore"):
-        for result, formula in zip(found, names.values(), strict=False):
-            same(result, formula(a, b))
-        same(found[-1], np.sqrt(a))
+# Rounded once; without an approximation.
+ARITHMETIC = {
+    "add.{kind} {z}, {0}, {1};": np.add,
+    "sub.rn.{kind} {z}, {0}, {1};": np.subtract,
+    "mul.rn.{kind} {z}, {0}, {1};": np.multiply,
+    "div.rn.{kind} {z}, {0}, {1};": np.divide,
+    "sqrt.rn.{kind} {z}, {0};": lambda a, b: np.sqrt(a),
+    "neg.{kind} {z}, {0};": lambda a, b: -a,
+    "abs.{kind} {z}, {0};": lambda a, b: abs(a),
+}
 
 
-@pytest.mark.parametrize(("dtype", "kind", "p", "name"), [("f4", "f32", "r", "fmaf"), ("f8", "f64", "d", "fma")])
-def test_fused_multiply_add(dtype, kind, p, name):
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_floating_arithmetic(kind):
+    dtype = FLOATS[kind]
+    a, b, _ = three(dtype)
+    for instruction, formula in ARITHMETIC.items():
+        with np.errstate(all="ignore"):
+            same(one(instruction.replace("{kind}", kind), dtype, a, b), formula(a, b), instruction)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("f32", "fmaf"), ("f64", "fma")])
+def test_fused_multiply_add(kind, name):
     """Rounded once, also where the product almost cancels, is tiny or overflows on the way."""
-    a, b, c = three(np.dtype(dtype))
+    dtype = FLOATS[kind]
+    a, b, c = three(dtype)
     with np.errstate(all="ignore"):
         near = (-(a.astype(np.float64) * b)).astype(dtype)
-        steps = np.nextafter(near, np.array(0, dtype))
-    a, b, c = np.tile(a, 3), np.tile(b, 3), np.concatenate((c, near, steps))
-    code = f"fma.rn.{kind} %{p}3, %{p}0, %{p}1, %{p}2;"
-    count = len(a) // 3
-    for part in range(3):
-        own = slice(part * count, (part + 1) * count)
-        (found,) = run(code, {f"{p}3": dtype}, **{f"{p}0": a[own], f"{p}1": b[own], f"{p}2": c[own]})
-        exact = [getattr(LIBM, name)(*map(float, each)) for each in zip(a[own], b[own], c[own], strict=True)]
-        same(found, np.array(exact, dtype), str(part))
+    for third in (c, near, np.nextafter(near, np.array(0, dtype))):
+        exact = [getattr(LIBM, name)(*map(float, each)) for each in zip(a, b, third, strict=True)]
+        same(one(f"fma.rn.{kind} {{z}}, {{0}}, {{1}}, {{2}};", dtype, a, b, third), np.array(exact, dtype))
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [(np.dtype("f2"), "f16"), (BFLOAT16, "bf16")])
-def test_half_precision(dtype, kind):
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_half_precision(kind):
     """Exact sums and products, rounded once; two at a time do the same."""
+    dtype = FLOATS[kind]
     a, b, c = three(dtype)
     names = {"add.rn": lambda x, y, z: x + y, "sub.rn": lambda x, y, z: x - y, "mul.rn": lambda x, y, z: x * y}
     names["fma.rn"] = lambda x, y, z: x * y + z
     for name, formula in names.items():
-        operands = "%h0, %h1, %h2" if name == "fma.rn" else "%h0, %h1"
-        wide = "%r0, %r1, %r2" if name == "fma.rn" else "%r0, %r1"
+        count = 3 if name == "fma.rn" else 2
+        operands, wide = (", ".join(f"%{prefix}{i}" for i in range(count)) for prefix in "hr")
         code = "\n".join(f"mov.b32 %r{i}, {{%h{i}, %h{i}}};" for i in range(3))
         code += f"{name}.{kind} %h3, {operands}; {name}.{kind}x2 %r3, {wide}; mov.b32 {{%h4, %h5}}, %r3;"
-        found, low, high = (each.view(dtype) for each in run(
-            code, {"h3": "u2", "h4": "u2", "h5": "u2"}, h0=bits(a), h1=bits(b), h2=bits(c)))  # fmt: skip
+        found, low, high = run(code, dict.fromkeys(("h3", "h4", "h5"), dtype), h0=a, h1=b, h2=c)
         same(low, found, name)
         same(high, found, name)
         check_rounded(found, [a, b, c], formula, dtype, name)
@@ -269,7 +259,7 @@ def check_rounded(found, operands, formula, dtype, note):
 
 def test_minimum_and_maximum():
     """NaN loses without .NaN and wins with it; -0 is less than +0."""
-    a, b, c = three(np.dtype("f4"))
+    a, b, c = three(SINGLE)
     a[:4], b[:4] = [0.0, -0.0, np.nan, 1.0], [-0.0, 0.0, np.nan, np.nan]
     code = "min.f32 %r3, %r0, %r1; max.f32 %r4, %r0, %r1; min.NaN.f32 %r5, %r0, %r1; max.NaN.f32 %r6, %r0, %r1;"
     code += "max.f32 %r7, %r0, %r1, %r2;"
@@ -285,147 +275,112 @@ def test_minimum_and_maximum():
 
 def test_denormals_are_flushed_only_where_asked():
     a, b = (np.array(each, np.float32) for each in ([1e-40, -1e-40, 2.0**-126, 1.0], [1.0, 1.0, 0.5, 1e-40]))
-    code = (
-        "mul.f32 %r2, %r0, %r1; mul.ftz.f32 %r3, %r0, %r1; abs.ftz.f32 %r4, %r0; setp.gt.ftz.f32 %p0, %r1, 0f00000000;"
-    )
-    kept, flushed, size, positive = run(
-        code + "selp.b32 %r5, 1, 0, %p0;", {"r2": "f4", "r3": "f4", "r4": "f4", "r5": "u4"}, r0=a, r1=b
-    )
-    same(kept, a * b)
-    same(flushed, np.array([0, -0.0, 0, 0], np.float32))
-    same(size, np.array([0, 0, 2.0**-126, 1], np.float32))
+    same(one("mul.f32 {z}, {0}, {1};", SINGLE, a, b), a * b)
+    same(one("mul.ftz.f32 {z}, {0}, {1};", SINGLE, a, b), np.array([0, -0.0, 0, 0], np.float32))
+    same(one("abs.ftz.f32 {z}, {0};", SINGLE, a), np.array([0, 0, 2.0**-126, 1], np.float32))
+    positive = one("setp.gt.ftz.f32 %p0, {0}, 0f00000000; selp.b32 {z}, 1, 0, %p0;", "u4", b)
     assert positive.tolist() == [1, 1, 1, 0]
 
 
 def test_saturation():
     a = np.array([-3, -0.0, 0.25, 1, 7, np.inf, np.nan], np.float32)
-    (found,) = run("add.sat.f32 %r1, %r0, 0f00000000;", {"r1": "f4"}, r0=a)
-    assert found.tolist() == [0, 0, 0.25, 1, 1, 1, 0]
+    assert one("add.sat.f32 {z}, {0}, 0f00000000;", SINGLE, a).tolist() == [0, 0, 0.25, 1, 1, 1, 0]
 
 
-def test_sign():
-    a = values(np.dtype("f4"), 40)
-    negative, size = run("neg.f32 %r1, %r0; abs.f32 %r2, %r0;", {"r1": "f4", "r2": "f4"}, r0=a)
-    assert (bits(negative) == bits(a) ^ np.uint32(1 << 31)).all()
-    assert (bits(size) == bits(a) & np.uint32((1 << 31) - 1)).all()
-
-
-def test_comparison():
+@pytest.mark.parametrize(
+    ("name", "test"),
+    {"lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal, "ge": np.greater_equal}.items(),
+)
+def test_comparison(name, test):
     """The plain comparisons are false for NaN, those with u are true."""
-    a, b, _ = three(np.dtype("f8"))
+    a, b, _ = three(DOUBLE)
     nan = np.isnan(a) | np.isnan(b)
-    for name, test in {
-        "lt": np.less,
-        "le": np.less_equal,
-        "eq": np.equal,
-        "ne": np.not_equal,
-        "ge": np.greater_equal,
-    }.items():
-        code = f"setp.{name}.f64 %p0, %d0, %d1; setp.{name}u.f64 %p1, %d0, %d1; setp.num.f64 %p2, %d0, %d1;"
-        code += "selp.b32 %r0, 1, 0, %p0; selp.b32 %r1, 1, 0, %p1; selp.b32 %r2, 1, 0, %p2;"
-        plain, unordered, numbers = run(code, {"r0": "u4", "r1": "u4", "r2": "u4"}, d0=a, d1=b)
-        assert (plain == (test(a, b) & ~nan)).all(), name
-        assert (unordered == (test(a, b) | nan)).all(), name
-        assert (numbers == ~nan).all()
+    for name_of_one, expected in ((name, test(a, b) & ~nan), (f"{name}u", test(a, b) | nan), ("num", ~nan)):
+        found = one(f"setp.{name_of_one}.f64 %p0, {{0}}, {{1}}; selp.b32 {{z}}, 1, 0, %p0;", "u4", a, b)
+        assert (found == expected).all(), name_of_one
 
 
 def test_comparison_of_pairs():
     """The first result is of the low halves, the second of the high ones."""
-    a, b, _ = three(np.dtype("f2"))
+    a, b, _ = three(HALF)
     code = "mov.b32 %r0, {%h0, %h1}; mov.b32 %r1, {%h1, %h0}; setp.lt.f16x2 %p0|%p1, %r0, %r1;"
     code += "selp.b32 %r2, 1, 0, %p0; selp.b32 %r3, 1, 0, %p1;"
-    low, high = run(code, {"r2": "u4", "r3": "u4"}, h0=bits(a), h1=bits(b))
+    low, high = run(code, {"r2": "u4", "r3": "u4"}, h0=a, h1=b)
     assert (low == (a < b)).all()
     assert (high == (b < a)).all()
 
 
-def test_approximations_are_off_by_no_more_than_is_documented():
+APPROXIMATED = {
+    "ex2": np.exp2, "lg2": np.log2, "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt, "rcp": lambda x: 1 / x,
+    "tanh": np.tanh, "div.full": np.divide,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", APPROXIMATED)
+def test_approximations_are_off_by_no_more_than_is_documented(name):
     """And by as much: half of it somewhere. Special values are exact."""
     a = np.concatenate((SPECIAL, np.random.default_rng(3).uniform(-40, 40, 3000))).astype(np.float32)
-    functions = {"ex2": np.exp2, "lg2": np.log2, "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt,
-                 "rcp": lambda x: 1 / x, "tanh": np.tanh}  # fmt: skip
-    for name, function in functions.items():
-        (found,) = run(f"{name}.approx.f32 %r1, %r0;", {"r1": "f4"}, threads=1024, r0=a[:1024])
-        check_approximation(found, function, [a[:1024]], ERRORS[name] + 2.0**-24, name)
-    b = np.roll(a, 17)[:1024]
-    (found,) = run("div.full.f32 %r2, %r0, %r1;", {"r2": "f4"}, threads=1024, r0=a[:1024], r1=b)
-    check_approximation(found, np.divide, [a[:1024], b], DIVISION + 2.0**-24, "div")
-
-
-def check_approximation(found, function, operands, error, note):
+    operands = [a[:1024], np.roll(a, 17)[:1024]][: 1 + (name == "div.full")]
+    error = (DIVISION if name == "div.full" else ERRORS[name]) + 2.0**-24
+    approximately = name if name == "div.full" else f"{name}.approx"
+    found = one(f"{approximately}.f32 {{z}}, {', '.join(f'{{{i}}}' for i in range(len(operands)))};", SINGLE, *operands)
     with np.errstate(all="ignore"):
-        exact = function(*[each.astype(np.float64) for each in operands])
+        exact = APPROXIMATED[name](*[each.astype(np.float64) for each in operands])
         rounded = exact.astype(np.float32)
         normal = np.isfinite(rounded) & (np.abs(rounded) > 1e-37)
         share = np.abs(found[normal] - exact[normal]) / np.abs(exact[normal]) / error
-    assert 0.5 < share.max() <= 1, note
-    same(found[~np.isfinite(rounded)], rounded[~np.isfinite(rounded)], note)
+    assert 0.5 < share.max() <= 1
+    same(found[~np.isfinite(rounded)], rounded[~np.isfinite(rounded)])
 
 
 def test_gross_approximations_of_float64():
-    a = values(np.dtype("f8"), 200)
+    a = values(DOUBLE, 200)
     a = a[np.isfinite(a) & (np.abs(a) > 1e-300) & (np.abs(a) < 1e300)]
-    inverse, root = run(
-        "rcp.approx.ftz.f64 %d1, %d0; abs.f64 %d3, %d0; rsqrt.approx.ftz.f64 %d2, %d3;", {"d1": "f8", "d2": "f8"}, d0=a
-    )
+    inverse = one("rcp.approx.ftz.f64 {z}, {0};", DOUBLE, a)
     np.testing.assert_allclose(inverse, 1 / a, 2.0**-19)
-    np.testing.assert_allclose(root, 1 / np.sqrt(np.abs(a)), 2.0**-19)
+    np.testing.assert_allclose(one("rsqrt.approx.ftz.f64 {z}, {0};", DOUBLE, abs(a)), 1 / np.sqrt(abs(a)), 2.0**-19)
     assert not (bits(inverse) & np.uint64(2**32 - 1)).any()
 
 
 def test_mixed_precision_and_pairs():
-    a, b, _ = three(np.dtype("f4"))
+    a, b, _ = three(SINGLE)
     half = a.astype(BFLOAT16)
-    (found,) = run("add.rn.f32.bf16 %r1, %h0, %r0;", {"r1": "f4"}, h0=bits(half), r0=b)
-    same(found, half.astype(np.float32) + b)
+    same(one("add.rn.f32.bf16 {z}, {0}, {1};", SINGLE, half, b), half.astype(np.float32) + b)
     code = "mov.b64 %d0, {%r0, %r1}; fma.rn.f32x2 %d1, %d0, %d0, %d0; mov.b64 {%r2, %r3}, %d1;"
-    low, high = run(code, {"r2": "f4", "r3": "f4"}, r0=a, r1=b)
-    for found, given in ((low, a), (high, b)):
+    for found, given in zip(run(code, {"r2": "f4", "r3": "f4"}, r0=a, r1=b), (a, b), strict=True):
         exact = [LIBM.fmaf(*[float(each)] * 3) for each in given]
         same(found, np.array(exact, np.float32))
 
 
-FLOATS = {
-    "f16": (np.dtype("f2"), "h"),
-    "bf16": (BFLOAT16, "h"),
-    "f32": (np.dtype("f4"), "r"),
-    "f64": (np.dtype("f8"), "d"),
-}
+# --- conversions and moves -------------------------------------------------------------------------------------------
+
 NUMBERS = np.concatenate(([0.0, -0.0, np.inf, -np.inf, 1 + 2.0**-8, 1 + 2.0**-8 + 2.0**-30, 65519.99, 65520, 2.0**-25,
                            3.5, 2.5, -2.5, 1e300, 3.4e38, 1e-45, 2.0**31, 2.0**63, -(2.0**31), -1.0],
                           np.random.default_rng(0).normal(0, 1000, 200)))  # fmt: skip
 
 
-@pytest.mark.parametrize("to", FLOATS)
-@pytest.mark.parametrize("of", FLOATS)
-def test_between_floats(to, of):
+@pytest.mark.parametrize(("of", "to"), [(of, to) for of in FLOATS for to in FLOATS if of != to])
+def test_between_floats(of, to):
     """Rounded once, to the nearest: from float64 to bfloat16 too, which ml_dtypes rounds by way of float32."""
-    (kind, p), (result, q) = FLOATS[of], FLOATS[to]
+    kind, result = FLOATS[of], FLOATS[to]
     with np.errstate(all="ignore"):
         given = NUMBERS.astype(kind)
-        expected = given.astype(np.float64).astype(result)
         if (of, to) == ("f64", "bf16"):
             given = given.astype(np.float32).astype(np.float64)  # of these, rounding twice is rounding once
-            expected = given.astype(np.float32).astype(BFLOAT16)
-    if of == to:
-        return
+        expected = given.astype(np.float64).astype(np.float32 if to == "bf16" else result).astype(result)
     rounding = ".rn" if result.itemsize < kind.itemsize or {of, to} == {"f16", "bf16"} else ""
-    code = f"cvt{rounding}.{to}.{of} %{q}5, %{p}0;"
-    (found,) = run(code, {f"{q}5": f"u{result.itemsize}"}, **{f"{p}0": bits(given)})
-    np.testing.assert_array_equal(found, bits(expected))
+    found = one(f"cvt{rounding}.{to}.{of} {{z}}, {{0}};", result, given)
+    np.testing.assert_array_equal(bits(found), bits(expected))
 
 
-def test_two_at_a_time():
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_two_at_a_time(kind):
     """The first operand goes to the upper half."""
-    with np.errstate(over="ignore"):
-        a, b = NUMBERS.astype(np.float32), NUMBERS[::-1].astype(np.float32)
-    found, other = run(
-        "cvt.rn.bf16x2.f32 %r2, %r0, %r1; cvt.rn.f16x2.f32 %r3, %r0, %r1;", {"r2": "u4", "r3": "u4"}, r0=a, r1=b
-    )
     with np.errstate(all="ignore"):
-        for result, kind in ((found, BFLOAT16), (other, np.dtype("f2"))):
-            np.testing.assert_array_equal(result >> 16, bits(a.astype(kind)))
-            np.testing.assert_array_equal(result & 0xFFFF, bits(b.astype(kind)))
+        a, b = NUMBERS.astype(np.float32), NUMBERS[::-1].astype(np.float32)
+        found = one(f"cvt.rn.{kind}x2.f32 {{z}}, {{0}}, {{1}};", "u4", a, b)
+        np.testing.assert_array_equal(found >> 16, bits(a.astype(FLOATS[kind])))
+        np.testing.assert_array_equal(found & 0xFFFF, bits(b.astype(FLOATS[kind])))
 
 
 @pytest.mark.parametrize("to", ["s16", "u16", "s32", "u32", "s64", "u64"])
@@ -433,52 +388,40 @@ def test_floats_to_integers(to):
     """Clamped to what the integer holds; NaN is 0, or the highest bit of 64."""
     number = int(to[1:])
     info = np.iinfo(f"{'i' if to[0] == 's' else 'u'}{number // 8}")
-    given = np.append(NUMBERS, np.nan)
-    p = {16: "h", 32: "r", 64: "d"}[number]
     for way, rounded in {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}.items():
-        (found,) = run(f"cvt.{way}.{to}.f64 %{p}5, %d0;", {f"{p}5": info.dtype.str}, d0=given)
-        whole = [
-            int(each) if np.isfinite(each) else (info.max if each > 0 else info.min) for each in rounded(given[:-1])
-        ]
+        found = one(f"cvt.{way}.{to}.f64 {{z}}, {{0}};", info.dtype, np.append(NUMBERS, np.nan))
+        whole = [int(each) if np.isfinite(each) else (info.max if each > 0 else info.min) for each in rounded(NUMBERS)]
         assert found[:-1].tolist() == [min(max(each, info.min), info.max) for each in whole], way
         assert int(found[-1]) % 2**number == 1 << 63 & (2**number - 1)
 
 
 def test_integers_to_floats():
     given = np.array([0, 1, -1, 2**24 + 1, 2**31 - 1, -(2**31), 123456789], np.int32)
-    single, double, half, unsigned = run(
-        "cvt.rn.f32.s32 %r1, %r0; cvt.rn.f64.s32 %d1, %r0; cvt.rn.f16.s32 %h1, %r0; cvt.rn.f32.u32 %r2, %r0;",
-        {"r1": "f4", "d1": "f8", "h1": "f2", "r2": "f4"},
-        r0=given,
-    )
     with np.errstate(all="ignore"):
-        np.testing.assert_array_equal(half, given.astype(np.float64).astype("f2"))
-    np.testing.assert_array_equal(single, given.astype("f4"))
-    np.testing.assert_array_equal(double, given)
-    np.testing.assert_array_equal(unsigned, given.view("u4").astype("f4"))
+        for kind in ("f16", "f32", "f64"):
+            found = one(f"cvt.rn.{kind}.s32 {{z}}, {{0}};", FLOATS[kind], given)
+            np.testing.assert_array_equal(found, given.astype(np.float64).astype(FLOATS[kind]))
+    np.testing.assert_array_equal(one("cvt.rn.f32.u32 {z}, {0};", "f4", given), given.view("u4").astype("f4"))
 
 
 def test_integers_of_other_widths():
     """Signed numbers keep their sign in a wider register; a narrower type takes the last bits of a register."""
     given = np.array([0, 1, 127, 128, 255, 0x8000, 0xFFFF, 0x80000000, 0xFFFFFFFF], np.uint32)
-    code = "cvt.s64.s32 %d0, %r0; cvt.u64.u32 %d1, %r0; cvt.u16.u32 %h0, %r0; cvt.s16.s8 %h1, %h0;"
-    code += "cvt.sat.s16.s32 %h2, %r0; cvt.u32.u16 %r1, %h0;"
-    long, ulong, short, byte, clamped, back = run(
-        code, {"d0": "i8", "d1": "u8", "h0": "u2", "h1": "i2", "h2": "i2", "r1": "u4"}, r0=given
-    )
-    np.testing.assert_array_equal(long, given.view("i4"))
-    np.testing.assert_array_equal(ulong, given)
-    np.testing.assert_array_equal(short, given.astype("u2"))
-    np.testing.assert_array_equal(byte, given.astype("u1").view("i1"))
-    np.testing.assert_array_equal(clamped, np.clip(given.view("i4"), -(2**15), 2**15 - 1))
-    np.testing.assert_array_equal(back, given & 0xFFFF)
+    short = given.astype("u2")
+    for instruction, of, expected in (
+        ("cvt.s64.s32", given, given.view("i4").astype("i8")), ("cvt.u64.u32", given, given.astype("u8")),
+        ("cvt.u16.u32", given, short), ("cvt.s16.s8", short, given.astype("u1").view("i1").astype("i2")),
+        ("cvt.sat.s16.s32", given, np.clip(given.view("i4"), -(2**15), 2**15 - 1).astype("i2")),
+        ("cvt.u32.u16", short, short.astype("u4")),
+    ):  # fmt: skip
+        found = one(f"{instruction} {{z}}, {{0}};", expected.dtype, of)
+        np.testing.assert_array_equal(found, expected, instruction)
 
 
 def test_rounding_to_integral_floats():
     given = NUMBERS[np.isfinite(NUMBERS)]
-    nearest, down = run("cvt.rni.f64.f64 %d1, %d0; cvt.rmi.f64.f64 %d2, %d0;", {"d1": "f8", "d2": "f8"}, d0=given)
-    np.testing.assert_array_equal(nearest, np.rint(given))
-    np.testing.assert_array_equal(down, np.floor(given))
+    for way, function in (("rni", np.rint), ("rmi", np.floor)):
+        np.testing.assert_array_equal(one(f"cvt.{way}.f64.f64 {{z}}, {{0}};", DOUBLE, given), function(given))
 
 
 def test_words_in_parts():
@@ -486,23 +429,15 @@ def test_words_in_parts():
     given = np.arange(32, dtype=np.uint64) * np.uint64(0x0123456789ABCDEF)
     code = "mov.b64 {%r0, %r1}, %d0; mov.b64 %d1, {%r1, %r0}; mov.b32 {%h0, _}, %r0; mov.b32 {_, %h1}, %r0;"
     code += "{ .reg .b32 tmp; mov.b64 {%r2, tmp}, %d0; }"
-    low, swapped, first, second, kept = run(
-        code, {"r0": "u4", "d1": "u8", "h0": "u2", "h1": "u2", "r2": "u4"}, d0=given
-    )
-    np.testing.assert_array_equal(low, given.astype("u4"))
-    np.testing.assert_array_equal(kept, low)
-    np.testing.assert_array_equal(swapped, (given >> np.uint64(32)) | (given << np.uint64(32)))
-    np.testing.assert_array_equal(first, low & 0xFFFF)
-    np.testing.assert_array_equal(second, low >> 16)
+    found = run(code, {"r0": "u4", "d1": "u8", "h0": "u2", "h1": "u2", "r2": "u4"}, d0=given)
+    low, swapped = given.astype("u4"), (given >> np.uint64(32)) | (given << np.uint64(32))
+    for each, expected in zip(found, (low, swapped, low & 0xFFFF, low >> 16, low), strict=True):
+        np.testing.assert_array_equal(each, expected)
 
 
 def test_constants():
     """Bits of floats, negative and hexadecimal integers, in registers of any width."""
-    code = (
-        "mov.b32 %r0, 0f3F800000; mov.b64 %d0, 0d3FF0000000000000; mov.b32 %r1, -2; mov.u64 %d1, 0x10; mov.b16 %h0, -1;"
-    )
-    code += "add.f32 %r2, %r0, 0f40000000; mov.pred %p0, -1; @!%p0 mov.b32 %r1, 5;"
-    one, double, minus, hexa, half, three = run(
-        code, {"r0": "f4", "d0": "f8", "r1": "i4", "d1": "u8", "h0": "u2", "r2": "f4"}
-    )
-    assert (one[0], double[0], minus[0], hexa[0], half[0], three[0]) == (1, 1, -2, 16, 65535, 3)
+    code = "mov.b32 %r0, 0f3F800000; mov.b64 %d0, 0d3FF0000000000000; mov.b32 %r1, -2; mov.u64 %d1, 0x10;"
+    code += "mov.b16 %h0, -1; add.f32 %r2, %r0, 0f40000000; mov.pred %p0, -1; @!%p0 mov.b32 %r1, 5;"
+    found = run(code, {"r0": "f4", "d0": "f8", "r1": "i4", "d1": "u8", "h0": "u2", "r2": "f4"})
+    assert [each[0] for each in found] == [1, 1, -2, 16, 65535, 3]
