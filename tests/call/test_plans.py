@@ -234,11 +234,12 @@ def test_more_arrays_than_native_code_takes_one_by_one(x, rng):
 
 def test_arrays_of_attributes_may_change(x, rng):
     bias, other = rng.normal(size=(2, 50)).astype(np.float32)
-    where, y = rng.random(SHAPE) < 0.5, np.empty_like(x)
-    plan = softmax_plan(SHAPE, "float32", post_ops=[post_ops.mul(bias)], where=~where, dropout=Dropout(0.5, seed=1))
+    where, y, twice = rng.random(SHAPE) < 0.5, np.empty(SHAPE, np.float16), post_ops.linear(2.0)
+    given = {"post_ops": [twice, post_ops.mul(bias)], "where": ~where, "dropout": Dropout(0.5, seed=1)}
+    plan = softmax_plan(SHAPE, "float32", **given, out_dtype="float16")
     plan(x, out=y, operands=[other], where=where, seed=2, offset=3)
-    expected = opgrad.softmax(x, post_ops=[post_ops.mul(other)], where=where, dropout=Dropout(0.5, 2, 3))
-    assert bits(y) == bits(expected)
+    changed = {"post_ops": [twice, post_ops.mul(other)], "where": where, "dropout": Dropout(0.5, 2, 3)}
+    assert bits(y) == bits(opgrad.softmax(x, **changed, out_dtype="float16"))
     bias[:] = 0
     assert not plan(x, out=y).any()
 
@@ -326,10 +327,9 @@ def test_refuses_to_plan(call, error, message):
 
 
 def test_tells_how():
-    chain = {"out_dtype": "int8", "post_ops": [post_ops.add(np.zeros((), np.float32))]}
-    plan = softmax_plan((6, 40), "float32", **chain)
+    plan = softmax_plan((6, 40), "float32", post_ops=[post_ops.add(np.zeros(40, np.float32))])
     assert plan.implementation == "fused, rows, float32"
-    assert plan.bytes_moved == 6 * 40 * 4 + 4 + 6 * 40
+    assert plan.bytes_moved == 6 * 40 * 4 + 40 * 4 + 6 * 40 * 4
     assert plan.scratch_bytes > 0
     assert "softmax" in repr(plan)
     assert softmax_plan(SHAPE, "float16").implementation == "softmax_rows"
