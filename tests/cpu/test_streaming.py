@@ -5,23 +5,21 @@ import itertools
 import numpy as np
 import pytest
 from accuracy import check
+from primitive_attributes import typed_call
+from primitive_cases import numbers
 from samples import bits, call, dispatcher, sample
 
 import opgrad
 from opgrad.cli.examples import examples, listed
-from opgrad.contract import BYTES, DTYPES, FLOAT8, FLOATS
+from opgrad.contract import DTYPES, FLOATS
 from opgrad.cpu.programs import layout
 from opgrad.cpu.runtime import plan
 from opgrad.ops import graph_operators, loss_operators, operators
 from opgrad.ops.reference.dropout import keep_mask
+from opgrad.ops.reference.primitive import TYPES
 
 LINE = 64
-CALLS = {
-    "softmax": {"where": np.ones(1, bool), "out_scale": 0.01},
-    "log_softmax": {"result_scale": 2.0},
-}
-
-
+FORWARD = ["softmax", "log_softmax"]
 ROWS = ["softmax", "log_softmax", "softmax_grad", "log_softmax_grad"]
 # Lengths of rows around what is transposed, grouped, and written row by row; their numbers around groups of 8 to 32.
 LENGTHS = (1, 2, 3, 7, 12, 16, 17, 31, 32, 33, 56, 57, 96, 97, 112, 113, 161, 225, 390, 800)
@@ -48,15 +46,15 @@ def holds(memory, array):
 
 
 @pytest.mark.parametrize("shape", [(9, 131), (2, 33, 130)], ids=["rows", "columns"])
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8, *BYTES])
-def test_attributes(name, dtype, shape, rng, streaming):
-    function, dtype = getattr(opgrad, name), DTYPES[dtype]
-    x = rng.normal(size=shape).astype(np.float32)
-    expected = function(x, 1, out_dtype=dtype, **CALLS[name])
+@pytest.mark.parametrize("number", range(len(TYPES)))
+def test_attributes(number, shape, rng, streaming):
+    """In the forms of `typed_call`, whose kernels are compiled anyway."""
+    _, given = typed_call(number, rng)
+    x, dtype = numbers(rng, shape, TYPES[number]), DTYPES[given["out_dtype"]]
+    expected = opgrad.softmax(x, 1, **given)
     for offset in range(LINE // dtype.itemsize):
         memory, out = placed(shape, dtype, offset)
-        function(x, 1, out=out, **CALLS[name])
+        opgrad.softmax(x, 1, out=out, out_scale=given["out_scale"])
         assert bits(out) == bits(expected), offset
         assert holds(memory, out), offset
 
@@ -192,7 +190,7 @@ def with_caches(monkeypatch, op, arguments):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("op", REDUCING, ids=lambda op: op.name)
 def test_the_size_of_the_cache_changes_no_bit(op, dtype, rng, monkeypatch):
-    for large in (0, layout.LARGE) if op.name in CALLS else (layout.LARGE,):
+    for large in (0, layout.LARGE) if op.name in FORWARD else (layout.LARGE,):
         monkeypatch.setattr(layout, "LARGE", large)  # all shapes as if they were large, or small
         for shape in SHAPES:
             without, with_much = with_caches(monkeypatch, op, of_shape(op, shape, dtype, rng))
@@ -206,7 +204,7 @@ def of_shape(op, shape, dtype, rng):
     return arguments | {"dloss": np.ones_like(arguments["labels"], np.float32)}
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", FORWARD)
 def test_the_size_of_the_cache_changes_no_bit_of_calls_with_attributes(name, rng, monkeypatch):
     """In the form of operators/test_attributes, whose kernels are compiled anyway."""
     for shape in SHAPES:
