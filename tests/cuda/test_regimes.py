@@ -77,7 +77,7 @@ def case(request):
 def test_regimes(case, rng):
     chosen = [operators()[name] for name in case.operators.split() if has_kernel(operators()[name])]
     for place, op in enumerate(chosen):
-        shapes = case.shapes if has_own_kernels(op) else case.shapes[:1]
+        shapes = some(case.shapes, case.regime, len(case.shapes), place)
         for dtype, shape in itertools.product(some(FLOATS, case.regime, 4, place), shapes):
             arguments = sample(op, shape, dtype, rng, **case.attributes)
             assert program(op, arguments).regime == case.regime, f"{op.name}, {shape}"
