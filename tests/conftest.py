@@ -7,6 +7,7 @@ what they are compiled to runs on the CPU (tests/support/ptx).
 import ctypes
 import functools
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -18,6 +19,10 @@ from pathlib import Path
 # they take the core from the other tests' process. A reference of attention took half of the processor time with one.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# XLA compiles what a test calls once: with its own settings that took three times as long. It ends a process that sets
+# one which it has not, so they are for releases that have them.
+if importlib.util.find_spec("jaxlib") and importlib.metadata.version("jaxlib").startswith("0.10."):
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 # Set before opgrad is imported; the suite's subprocesses, pytest's workers too, share one cache. Kernels stay from run
 # to run, under the digests of all that makes them; where CI is set the suite starts cold.

@@ -91,12 +91,15 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_first_and_second_derivatives(name, rng):
-    ours, theirs, x = getattr(opgrad, name), FUNCTIONS[name], jnp.asarray(rng.normal(size=(4, 7)))
-    slopes = [jax.grad(lambda x, f=f: (f(x) ** 3).sum()) for f in (ours, theirs)]
-    close(slopes[0](x), slopes[1](x))
-    close(jax.jit(slopes[0])(x), slopes[1](x))
-    again = [jax.jit(jax.grad(lambda x, s=s: (s(x) ** 2).sum())) for s in slopes]
-    close(again[0](x), again[1](x), atol=1e-9)
+    def both(function):
+        first = jax.grad(lambda x: (function(x) ** 3).sum())
+        return first, jax.jit(lambda x: (first(x), jax.grad(lambda x: (first(x) ** 2).sum())(x)))
+
+    (slope, ours), (_, theirs) = map(both, (getattr(opgrad, name), FUNCTIONS[name]))
+    x = jnp.asarray(rng.normal(size=(4, 7)))
+    found, expected = ours(x), theirs(x)
+    close((slope(x), found[0]), (expected[0], expected[0]))
+    close(found[1], expected[1], atol=1e-9)
 
 
 def test_derivatives_of_the_losses(rng):
@@ -223,7 +226,6 @@ OPTIONS = [
     {"reduction": "sum"},
     {"reduction": "none"},
     {"num_items": 3.0},
-    {"label_smoothing": 0.1},
     {"label_smoothing": 0.1, "lse_square_scale": 0.01, "softcap": 5.0, "temperature": 0.8, "num_items": 7},
     {"label_smoothing": 0.1, "lse_square_scale": 0.01, "softcap": 5.0, "temperature": 0.8, "reduction": "none"},
 ]
@@ -239,9 +241,9 @@ def check(ours, theirs, *arguments, at_once):
     expected = jax.jit(jax.value_and_grad(lambda *a: (theirs(*a) ** 2).sum(), argnums=places))(*wide)
     square = lambda *a: (ours(*a).astype("float64") ** 2).sum()  # noqa: E731
     made = jax.value_and_grad(square, argnums=places)
-    for call in (made, jax.jit(made)) if at_once else (jax.jit(made),):
-        close(call(*arguments), expected)
-    close(jax.jit(square)(*arguments), expected[0])
+    close(jax.jit(lambda *a: (made(*a), square(*a)))(*arguments), (expected, expected[0]))
+    if at_once:
+        close(made(*arguments), expected)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -259,7 +261,7 @@ def test_losses_of_labels_and_of_probabilities(options, rng):
         check(ours, theirs, logits, probabilities, weight, at_once=options is OPTIONS[-1])
 
 
-@pytest.mark.parametrize("options", [OPTIONS[place] for place in (0, 2, 3, 6)], ids=str)
+@pytest.mark.parametrize("options", [OPTIONS[place] for place in (0, 3, -1)], ids=str)
 @pytest.mark.parametrize("chunk", [None, 2 * 5 * 8])
 def test_loss_of_a_linear_layer(options, chunk, rng, monkeypatch):
     if chunk:
@@ -311,7 +313,7 @@ def test_numbers_in_arrays_compile_once_and_are_differentiated(function, rng):
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
 def test_labels_of_any_integer_dtype(dtype, rng):
     logits, labels = jnp.asarray(rng.normal(size=(4, 5))), np.asarray([0, 4, 2, 1])
-    expected = loss_of(logits, jnp.asarray(labels))
+    expected = opgrad.softmax_cross_entropy_loss_only(np.asarray(logits), labels)
     for call in (opgrad.jax.cross_entropy, jax.jit(opgrad.jax.cross_entropy)):
         close(call(logits, jnp.asarray(labels, dtype)), expected)
     wrong = jnp.asarray([0, 4, 100, 1], dtype)
