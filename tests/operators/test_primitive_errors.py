@@ -225,17 +225,17 @@ def test_out_that_overlaps(name, rng):
     shifted, moved = memory[:12].reshape(SHAPE), memory[1:13].reshape(SHAPE)
     given = arguments(name, rng) | {next(iter(arguments(name, rng))): shifted}
     message = f"expected {next(iter(given))} itself or separate memory"
-    for wrong in (memory.view("float16")[:12].reshape(SHAPE), shifted[:, ::-1]):
+    for wrong in (moved, shifted[:, ::-1]):
         fails(name, given | {"out": wrong}, ValueError, f"out for {first} overlaps {next(iter(given))}, {message}")
     given = arguments(name, rng)
-    apart = np.ones(SHAPE, "float32")
-    for place, operands in enumerate(((moved, apart), (apart, shifted))):
-        chain = [post_ops.add(operands[0]), post_ops.mul(operands[1][:, :1])]
-        message = f"out for {first} overlaps post_ops[{place}]'s operand, expected separate memory"
-        fails(name, given | {"post_ops": chain, "out": shifted}, ValueError, message)
-    where = memory.view(bool)[:12].reshape(SHAPE)
-    message = f"out for {first} overlaps where, expected separate memory"
-    fails(name, given | {"where": where, "out": shifted}, ValueError, message)
+    apart, kept, where = np.ones(SHAPE, "float32"), np.ones(SHAPE, bool), memory.view(bool)[:12].reshape(SHAPE)
+    for what, *arrays in (
+        ("post_ops[0]'s operand", moved, apart, kept), ("post_ops[1]'s operand", apart, shifted, kept),
+        ("where", apart, apart, where),
+    ):  # fmt: skip
+        chain = [post_ops.add(arrays[0]), post_ops.mul(arrays[1][:, :1])]
+        message = f"out for {first} overlaps {what}, expected separate memory"
+        fails(name, given | {"post_ops": chain, "where": arrays[2], "out": shifted}, ValueError, message)
 
 
 @forward
