@@ -18,7 +18,7 @@ from opgrad.cli.examples import own_examples
 from opgrad.cli.examples.arguments import SHAPES
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec
 from opgrad.cpu import plans
-from opgrad.ops import FAMILIES, graph_operators, loss_operators, operators, tensor_operators
+from opgrad.ops import FAMILIES, graph_operators, loss_operators, operators, public_operators, tensor_operators
 
 pytestmark = pytest.mark.any_cpu
 
@@ -57,6 +57,7 @@ def test_signature(op):
     assert op.reference.__module__ == f"opgrad.ops.{op.family}"
 
 
+@pytest.mark.parametrize("op", public_operators().values(), ids=lambda op: op.name)
 def test_docstring(op):
     text = inspect.getdoc(getattr(opgrad, op.name))
     lines = text.splitlines()

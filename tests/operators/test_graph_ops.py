@@ -1,6 +1,4 @@
-"""Every operator of training graphs on its examples: accuracy, memory, threads, and what follows from declarations."""
-
-import inspect
+"""Every operator of training graphs on its examples: accuracy, memory, threads, and what is refused."""
 
 import numpy as np
 import pytest
@@ -128,17 +126,3 @@ def test_foreign_objects_are_refused(op):
                 call(op, {**example.arguments, name: value.astype("complex64")})
             with pytest.raises(TypeError, match=f"^{op.name}: {name} "):
                 call(op, {**example.arguments, name: None if name not in op.optional else "text"})
-
-
-@each_operator
-def test_docstring(op):
-    function = getattr(opgrad, op.name)
-    text = inspect.getdoc(function)
-    assert text.splitlines()[0].endswith(".")
-    assert not text.splitlines()[1]
-    for name in op.parameters:
-        assert f"{name}:" in text or f"{name}," in text, name
-    for word in ("Returns", "Raises TypeError", "ValueError", "Formula:", "Source:"):
-        assert word in text, word
-    for onnx in op.onnx:
-        assert onnx.name in text, onnx.name
