@@ -37,10 +37,10 @@ ROOMS = {
     ),
     "call/libraries": ("numpy ml_dtypes torch jax cupy triton", "base contract cpu/runtime cpu cuda call"),
     "onnx/graph": ("numpy onnx google", "base"),
-    "onnx/passes": ("numpy onnx", "onnx/graph"),
+    "onnx/passes": ("numpy onnx", "base onnx/graph"),
     "onnx/plain": ("numpy onnx", "base contract ops onnx/graph"),
     "onnx/rules": ("numpy onnx", "contract onnx/graph onnx/passes onnx/plain"),
-    "onnx/gradients": ("numpy onnx", "onnx/graph onnx/passes onnx/plain onnx/rules"),
+    "onnx/gradients": ("numpy onnx", "base onnx/graph onnx/passes onnx/plain onnx/rules"),
     "opgrad": ("", "base ops call onnx/gradients"),
     "torch": ("numpy torch", "contract ops cpu/compiler call call/libraries"),
     "jax": ("numpy jax", "base contract ops cpu/compiler cpu/runtime cpu call call/libraries opgrad"),
@@ -55,7 +55,7 @@ ROOMS = {
     ),
     "training/engine": (
         "numpy onnx onnxruntime torch rich",
-        "base contract ops cpu/compiler cpu/runtime cpu/kernels cpu/programs cuda call call/libraries onnx/graph"
+        "base ops cpu/compiler cpu/runtime cpu/kernels cpu/programs cuda call call/libraries onnx/graph"
         " onnx/passes onnxruntime training/files training/make",
     ),
     "training/run": (

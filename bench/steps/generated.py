@@ -27,7 +27,7 @@ from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet
 from opgrad.training.engine.memory import FlatTensors
-from opgrad.training.engine.training_graph import BoundGraph, declared, open_session, session_options
+from opgrad.training.engine.training_graph import BoundGraph, declared, session_options
 from opgrad.training.make.models import take_parameters
 from opgrad.training.make.outputs import inputs_as_constants
 
@@ -189,8 +189,8 @@ def _runner(subject: Subject, model: onnx.ModelProto) -> Callable[[], float]:
     fixed = {name: array.copy() for name, array in subject.parameters.items()}
     take_parameters(bound, fixed.keys())
     inputs = [declared(value) for value in graph.input if value.name in subject.feeds]
-    session = open_session(bound, session_options(opgrad.get_num_threads()), "bench")
-    runner = BoundGraph(session, inputs, [declared(graph.output[0])], fixed, dict(written), "bench")
+    options = session_options(opgrad.get_num_threads())
+    runner = BoundGraph(bound, options, "bench", inputs, [declared(graph.output[0])], fixed, dict(written))
     runner([subject.feeds[spec.name] for spec in inputs])
 
     return lambda: runner().loss_ahead()()

@@ -195,7 +195,7 @@ def test_functions_that_cannot_be_converted_are_refused_by_name(version, body, m
 def test_functions_follow_a_model_to_a_newer_opset():
     given = model(11, 11)
     given.functions[0].node[1].CopyFrom(onnx.helper.make_node("Identity", ["b"], ["s"]))  # without softmax
-    given = load(given, "test")
+    given = load(given)
     raise_opset(given, 17)
     assert not given.functions
     lowered = lower(gradients(given, "y", "x"))
@@ -277,7 +277,7 @@ def test_results_are_those_of_the_layer(op, inside):
     """The reference takes batches in front; onnxruntime takes what becomes of the layer, in branches, too."""
     model, feeds = model_of(op, inside)
     expected = run_model(model_of(op)[0], feeds)[0]
-    written = load(model, "test")
+    written = load(model)
     assert onnxruntime.InferenceSession(written.SerializeToString()).run(None, feeds)[0] == pytest.approx(
         expected, 1e-5
     )
@@ -312,9 +312,9 @@ def normalizing(mode, outputs, opset=15, result="y"):
     return build_small(text, ARRAYS, opset)
 
 
-def eval_model(content, who):
+def eval_model(content):
     """A model as the front ends for training read it to evaluate."""
-    found = read_model(content, who)
+    found = read_model(content)
     evaluating(found)
     return found
 
@@ -336,7 +336,7 @@ def by_given_statistics(x):
 )
 def test_an_eval_model_takes_given_statistics(mode, outputs, opset):
     """Also one that says that it trains: by the attribute or, in older opsets, by its outputs."""
-    found = eval_model(normalizing(mode, outputs, opset).SerializeToString(), "test")
+    found = eval_model(normalizing(mode, outputs, opset).SerializeToString())
     assert list(found.graph.node[0].output) == ["y"]
     x, y = run_small(found)
     np.testing.assert_allclose(y, by_given_statistics(x), rtol=1e-5, atol=1e-6)
@@ -344,14 +344,14 @@ def test_an_eval_model_takes_given_statistics(mode, outputs, opset):
 
 def test_any_model_is_read_with_what_onnx_allows():
     for source in (normalizing(0, "y, m, v"), normalizing(None, "y, m, v", 14)):
-        assert list(read_model(source.SerializeToString(), "test").graph.node[0].output) == ["y"]
+        assert list(read_model(source.SerializeToString()).graph.node[0].output) == ["y"]
         assert list(lower(source).graph.node[0].output) == ["y"]
     for trains in (normalizing(1, "y, m, v"), normalizing(None, "y, m, v, s, i", 13)):
-        assert read_model(trains.SerializeToString(), "test").graph == trains.graph
+        assert read_model(trains.SerializeToString()).graph == trains.graph
 
 
 def test_statistics_that_somebody_reads_are_those_that_were_given():
-    y = run_small(eval_model(normalizing(0, "y, m, v", result="m").SerializeToString(), "test"))[1]
+    y = run_small(eval_model(normalizing(0, "y, m, v", result="m").SerializeToString()))[1]
     np.testing.assert_array_equal(y, ARRAYS["mean"])
 
 
@@ -403,7 +403,7 @@ def both(model):
 
 
 def test_results_stay_and_every_weight_is_an_initializer():
-    written = load(branching(), "test")
+    written = load(branching())
     assert all(not each.initializer for each in branches(written.graph))
     assert not any(node.op_type == "Constant" for each in branches(written.graph) for node in each.node)
     assert sorted(list(each.dims) for each in written.graph.initializer) == [[2], [2], [3, 2], [3, 2], [3, 2]]
@@ -416,7 +416,7 @@ def test_a_constant_that_is_a_result_stays():
     text = """g (bool c) => (float[2] y) { y = If (c) <
         then_branch = a () => (float[2] p) { p = Constant <value = float[2] {1, 2}> () },
         else_branch = b () => (float[2] q) { q = Constant <value = float[2] {3, 4}> () }> }"""
-    written = load(build_model(text), "test")
+    written = load(build_model(text))
     session = onnxruntime.InferenceSession(written.SerializeToString())
     assert [session.run(None, {"c": np.array(c)})[0].tolist() for c in (True, False)] == [[1, 2], [3, 4]]
 

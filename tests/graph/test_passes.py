@@ -416,11 +416,11 @@ def test_equal_calls_give_equal_bytes():
 @pytest.mark.parametrize(
     ("segments", "error", "message"),
     [
-        (0, ValueError, "the number of segments is 0, expected at least 1"),
+        (0, ValueError, "checkpoint_segments is 0, expected at least 1"),
         ("h1", TypeError, "checkpoint_segments is 'h1', expected a number of segments or names"),
         (1.5, TypeError, "checkpoint_segments is 1.5"),
         ([], TypeError, "expected a number of segments or names"),
-        (["h1", "no"], ValueError, "no node between inputs and loss makes 'no'"),
+        (["h1", "no"], ValueError, "checkpoint_segments has 'no', which no node between inputs and loss makes"),
     ],
 )
 def test_other_segments_are_refused(segments, error, message):

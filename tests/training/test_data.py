@@ -476,14 +476,14 @@ READERS = {
     "checkpoint": read_checkpoint,
     "resume": Resumption.read,
     "recipe": lambda path: Recipe.load(path.parent),
-    "model": lambda path: read_model(path, "test"),
+    "model": read_model,
     "gradients": lambda path: gradients(path, "y", "x"),
     "lower": lambda path: lower_file(path, path.with_name("out.onnx")),
     "session": InferenceSession,
     "stock": lambda path: open_session(path, onnxruntime.SessionOptions(), "test", stock=True),
     "library": lambda path: custom_op_library(path).__enter__(),
     "result": figures.read,
-    "outside": lambda path: read_model(outside(path), "test"),
+    "outside": lambda path: read_model(outside(path)),
 }
 
 

@@ -1,14 +1,16 @@
-"""Errors about arguments, as data: which argument, and what is wrong with it."""
+"""Errors as data: which argument is wrong, what is wrong with it, and the public function that was called.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+Code below a public function raises errors without its name; `naming`, at the function, puts the name in front.
+"""
+
+from contextlib import ContextDecorator
 
 
 class ArgumentError(ValueError):
     """A wrong argument.
 
     argument: its name in Python. text: what it is, and what was expected. caller: the function that was called, which
-    `named` adds. The command line writes its option in the place of both.
+    `naming` adds. The command line writes its option in the place of both.
     """
 
     def __init__(self, argument: str, text: str):
@@ -24,11 +26,19 @@ class ArgumentTypeError(ArgumentError, TypeError):
     """An argument of a wrong type."""
 
 
-@contextmanager
-def naming(caller: str) -> Iterator[None]:
-    """Let errors about arguments name the function that was called: the innermost one that does so is named."""
-    try:
-        yield
-    except ArgumentError as error:
-        error.caller = error.caller or caller
-        raise
+class naming(ContextDecorator):
+    """Put the caller, the function or object that was called, in front of errors' texts, once: the innermost is named.
+
+    A context manager, and a decorator. Errors of the system, which have a number and a file, stay as they are.
+    """
+
+    def __init__(self, caller: object):
+        self.caller = str(caller)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ArgumentError):
+            error.caller = error.caller or self.caller
+        elif isinstance(error, Exception) and not hasattr(error, "caller") and list(map(type, error.args)) == [str]:
+            error.args, error.caller = (f"{self.caller}: {error}",), self.caller  # type: ignore[attr-defined]

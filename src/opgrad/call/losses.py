@@ -385,7 +385,7 @@ def _of_layers(
 ) -> tuple[Array, Array, Array, Array | None]:  # fmt: skip
     """The divergence, and the gradients, which are 0 unless dloss is given."""
     beta = check_share(name, "beta", beta)
-    (x, w, b), (y, v, c) = (_layer(name, who, each) for who, each in (("student", student), ("teacher", teacher)))
+    (x, w, b), (y, v, c) = (_layer(name, which, each) for which, each in (("student", student), ("teacher", teacher)))
     if len(y) != len(x) or len(v) != len(w):
         what = f"teacher_input has {len(y)} rows and teacher_weight {len(v)} classes"
         raise ValueError(f"{name}: {what}, expected {len(x)} and {len(w)}, those of the student")
@@ -413,17 +413,17 @@ def _of_layers(
     return reduction.reduced(losses), *grads
 
 
-def _layer(name: str, who: str, given: Any) -> tuple[Array, Array, Array | None]:
+def _layer(name: str, which: str, given: Any) -> tuple[Array, Array, Array | None]:
     """A layer's arrays. Raises TypeError or ValueError unless they fit together."""
     x, w, b = given
-    x, w = _checked_array(name, f"{who}_input", x), _checked_array(name, f"{who}_weight", w)
-    b = None if b is None else _checked_array(name, f"{who}_bias", b)
+    x, w = _checked_array(name, f"{which}_input", x), _checked_array(name, f"{which}_weight", w)
+    b = None if b is None else _checked_array(name, f"{which}_bias", b)
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
-        shapes = f"{who}_input has shape {x.shape} and {who}_weight {w.shape}"
+        shapes = f"{which}_input has shape {x.shape} and {which}_weight {w.shape}"
         raise ValueError(f"{name}: {shapes}, expected (N, H) and (C, H)")
     if b is not None and b.shape != w.shape[:1]:
-        raise ValueError(f"{name}: {who}_bias has shape {b.shape}, expected {w.shape[:1]}")
+        raise ValueError(f"{name}: {which}_bias has shape {b.shape}, expected {w.shape[:1]}")
     if w.dtype != x.dtype:
-        kinds = f"{who}_weight has dtype {w.dtype.name}"
-        raise TypeError(f"{name}: {kinds}, expected {x.dtype.name}, the dtype of {who}_input")
+        kinds = f"{which}_weight has dtype {w.dtype.name}"
+        raise TypeError(f"{name}: {kinds}, expected {x.dtype.name}, the dtype of {which}_input")
     return x, w, b

@@ -86,7 +86,7 @@ def adam_rows(
 
 
 def _run(
-    who: str,
+    name: str,
     kernel: Any,
     rows: Array,
     values: Array,
@@ -96,7 +96,7 @@ def _run(
 ) -> None:
     """Run a kernel over rows; `named` gives its arguments from table, values and the other tables."""
     rows, values = np.ascontiguousarray(rows), np.ascontiguousarray(values)
-    _check(who, rows, values, tables)
+    _check(name, rows, values, tables)
     count, width = len(rows), values[0].size if len(rows) else 0
     if not count * width:
         return
@@ -107,20 +107,20 @@ def _run(
     RepeatedKernel(kernel, arrays, count, each, traffic, lambda of: {**given, "rows": of[0], **named(*of[1:])})()
 
 
-def _check(who: str, rows: Array, values: Array, tables: Sequence[Array]) -> None:
+def _check(name: str, rows: Array, values: Array, tables: Sequence[Array]) -> None:
     table = tables[0]
     if rows.dtype != np.int64 or rows.ndim != 1:
-        raise TypeError(f"{who}: rows is {rows.dtype} of shape {rows.shape}, expected int64 of one dimension")
+        raise TypeError(f"{name}: rows is {rows.dtype} of shape {rows.shape}, expected int64 of one dimension")
     for array in (*tables, values):
         if array.dtype not in FLOATS:
-            raise TypeError(f"{who}: an array has dtype {array.dtype}, expected float32, float64, float16 or bfloat16")
+            raise TypeError(f"{name}: an array has dtype {array.dtype}, expected float32, float64, float16 or bfloat16")
     for array in tables:
         if array.shape != table.shape or not (array.flags.c_contiguous and array.flags.writeable):
-            raise ValueError(f"{who}: an array is read-only, strided or not of shape {table.shape}, that of table")
+            raise ValueError(f"{name}: an array is read-only, strided or not of shape {table.shape}, that of table")
     if values.shape != (len(rows), *table.shape[1:]):
-        raise ValueError(f"{who}: values has shape {values.shape}, expected {(len(rows), *table.shape[1:])}")
+        raise ValueError(f"{name}: values has shape {values.shape}, expected {(len(rows), *table.shape[1:])}")
     if len(rows) and not (rows[0] >= 0 and rows[-1] < len(table) and bool((np.diff(rows) > 0).all())):
-        raise ValueError(f"{who}: rows are not rising numbers from 0 to {len(table) - 1}")
+        raise ValueError(f"{name}: rows are not rising numbers from 0 to {len(table) - 1}")
 
 
 # --- bfloat16 weights ------------------------------------------------------------------------------------------------

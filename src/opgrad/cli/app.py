@@ -160,7 +160,6 @@ def lower(
 
 
 def _print_version(is_asked: bool) -> None:
-    """Print it and end, if it was asked for."""
     if is_asked:
         typer.echo(f"opgrad {opgrad.__version__}")
         raise typer.Exit
@@ -176,7 +175,6 @@ def options(
 
 
 def run() -> None:
-    """Run the command line; see `opgrad.cli.main`."""
     try:
         app()
     except Exception as error:

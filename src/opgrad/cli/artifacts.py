@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from rich.text import Text
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import ArgumentError, naming
 from opgrad.base.terminal import console, existing, visible
 from opgrad.cli.options import opt, option, positive, said, takes_groups
 from opgrad.training.make.named_blocks import Loss, Optimizer
@@ -116,7 +116,6 @@ class Making:
 
     @property
     def groups(self) -> tuple[ParameterOptions, LossOptions, OptimizerOptions, QuantizationOptions]:
-        """The groups of options."""
         return self.parameters, self.loss, self.optimizer, self.quantization
 
     def with_recipe(self, recipe: "Recipe") -> "Making":
@@ -195,7 +194,8 @@ def make(
     from opgrad.training.make import artifacts
 
     arguments = {**making.arguments(clip_norm), **others}
-    read = read_model(model, command, outside=False)
+    with naming(command):
+        read = read_model(model, outside=False)
     if arguments["loss"] is None:
         first = next((each for each in read.graph.output if each.type.HasField("tensor_type")), None)
         if first is not None and any(size.dim_value != 1 for size in first.type.tensor_type.shape.dim):

@@ -16,6 +16,7 @@ from onnx.helper import get_attribute_value
 from rich.console import Console
 from rich.table import Table
 
+from opgrad.base.arguments import naming
 from opgrad.cli.text import amount, facts, fit, optimizer_text, shown_number, size
 from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, written_inputs
 from opgrad.onnx.graph.loading import check_sizes, read_model
@@ -51,8 +52,6 @@ class InspectedParameter:
 
 @dataclass(frozen=True)
 class InspectedTensor:
-    """An input or output of a graph."""
-
     name: str
     dtype: str
     shape: tuple[int | str, ...]
@@ -93,7 +92,6 @@ class Inspection:
 
     @property
     def runs(self) -> bool:
-        """Whether onnxruntime with opgrad runs it as it is."""
         return self.problem is None and self.optimizer_problem is None
 
     def as_json(self) -> dict[str, Any]:
@@ -105,6 +103,7 @@ class Inspection:
         return {**asdict(self), "parameter_bytes": sums, "runs": self.runs}
 
 
+@naming("inspect")
 def inspect(path: str | PathLike[str]) -> Inspection:
     """Look at the folder of an artifact set, of which files may be missing, or at one ONNX model, alone or in a folder.
 
@@ -120,9 +119,9 @@ def inspect(path: str | PathLike[str]) -> Inspection:
         return _inspect_folder(path)
     model = _load(path)
     try:
-        training = trainability(*read_apart(path, "inspect"))
+        training = trainability(*read_apart(path))
     except (ValueError, OSError) as error:
-        training = Trainability(problems=[str(error).removeprefix("inspect: ")])
+        training = Trainability(problems=[str(error)])
     kinds = (
         dict.fromkeys(training.trainable, "trainable") | dict.fromkeys(training.frozen, "frozen") if training else {}
     )
@@ -164,7 +163,7 @@ def _tuning(path: Path) -> dict[str, Any]:
 def _inspect_folder(folder: Path) -> Inspection:
     files = {name: (folder / name).stat().st_size for name in (*FILES, VALUES) if (folder / name).is_file()}
     if not files:
-        raise FileNotFoundError(f"inspect: {folder} has none of the files {', '.join(FILES)}")
+        raise FileNotFoundError(f"{folder} has none of the files {', '.join(FILES)}")
     parts: dict[str, Any] = {}
     checkpoint = read_checkpoint(folder / CHECKPOINT) if CHECKPOINT in files else None
     if checkpoint is not None:
@@ -213,7 +212,7 @@ def inspect_made(folder: Path, prefix: str, names: Iterable[str]) -> Inspection:
 
 def _load(path: Path) -> onnx.ModelProto:
     """The model without the tensors that it keeps in other files."""
-    return read_model(path, "inspect", outside=False)
+    return read_model(path, outside=False)
 
 
 def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
@@ -238,9 +237,9 @@ def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
             {each.runner for each in found} == {NATIVE},
         )
         try:
-            check_sizes(model, f"inspect: {path}")
-            given = (read_shared(path, "inspect")[0] if outside else model).SerializeToString()
-            open_session(given, session_options(1), f"inspect: {path}", is_native, folds=False)
+            check_sizes(model, str(path))
+            given = (read_shared(path)[0] if outside else model).SerializeToString()
+            open_session(given, session_options(1), str(path), is_native, folds=False)
         except (ValueError, OSError) as error:
             reasons.append(str(error))
     return {"operators": found, "problem": "; ".join(reasons) or None}
@@ -290,7 +289,6 @@ LONGEST = 60  # the most characters of a property in a table
 
 
 def ports_text(ports: Iterable[InspectedTensor]) -> str:
-    """Names, dtypes and shapes."""
     return "; ".join(f"{each.name} {each.dtype} {show(each.shape)}" for each in ports) or "none"
 
 
@@ -347,7 +345,6 @@ def _rows(found: Inspection) -> list[tuple[str, str]]:
 
 
 def _training_rows(training: Trainability | None) -> list[tuple[str, str]]:
-    """The lines about the training of a model."""
     if training is None or not training.nodes:
         return []
     rows = [("graph", f"opset {training.opset}, {quantity(training.nodes, 'node')}")]

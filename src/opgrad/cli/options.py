@@ -77,7 +77,6 @@ def given(*groups: Any) -> dict[str, Any]:
 
 
 def option(name: str) -> str:
-    """The name of an option in a command line."""
     return "--" + name.replace("_", "-")
 
 
@@ -92,7 +91,6 @@ def said(error: Exception, caller: str, names: Mapping[str, str]) -> str:
 
 
 def words(options: dict[str, Any]) -> list[str]:
-    """A command line with these options."""
     found: list[str] = []
     for name, value in options.items():
         if isinstance(value, bool):

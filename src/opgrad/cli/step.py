@@ -28,8 +28,6 @@ class StepOptimizer(StrEnum):
 
 
 class Dtype(StrEnum):
-    """The dtype of stored parameters."""
-
     Float32 = "float32"
     Float16 = "float16"
 

@@ -29,7 +29,6 @@ def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def optimizer_text(node: Mapping[str, Any]) -> str:
-    """A node of an optimizer model with its attributes."""
     return ": ".join(filter(None, (node["name"], settings_text(node["attributes"]))))
 
 

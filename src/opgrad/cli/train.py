@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from opgrad.base.arguments import naming
 from opgrad.base.terminal import console, existing, visible
 from opgrad.cli.artifacts import (
     LossOptions,
@@ -269,7 +270,8 @@ def _quantized(model: Path, options: QuantizationOptions, recipe: "Recipe", data
     from opgrad.onnx.graph.loading import read_model
     from opgrad.training.quantization import calibration, prepare, with_teacher
 
-    given, kind = read_model(model, "train"), options.quantize or ""
+    with naming("train"):
+        given, kind = read_model(model), options.quantize or ""
     try:
         rows = calibration(given, recipe, data, options.calibrate) if kind == "int8" else ()
         weights = options.quantize_weights or None

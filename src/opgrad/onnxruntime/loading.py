@@ -17,6 +17,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.base.arguments import naming
 from opgrad.base.files import check_regular, destination, replace_file
 from opgrad.onnx.graph.loading import Source
 from opgrad.onnx.graph.messages import FLOATS, copied, declared_types, domain_of
@@ -35,7 +36,7 @@ def open_session(
 ) -> onnxruntime.InferenceSession:  # fmt: skip
     """A session, by default on the CPU, with opgrad's operators or, for `stock`, without them.
 
-    what: the caller and the model's name, for messages. folds: whether onnxruntime computes constants ahead, which has
+    what: the model's name, for messages. folds: whether onnxruntime computes constants ahead, which has
     no limit of memory.
     Raises ValueError for whatever onnxruntime finds wrong with the model.
     """
@@ -192,6 +193,7 @@ class Lowered:
     left: list[str]
 
 
+@naming("lower")
 def lower_file(source: Path, target: Path, only: Collection[str] | None = None) -> Lowered:
     """Write the lowered model; a crash on the way leaves an older file as it was.
 
@@ -207,9 +209,9 @@ def lower_file(source: Path, target: Path, only: Collection[str] | None = None) 
     tensors = (*after.graph.initializer, *after.graph.sparse_initializer)
     outside = any(uses_external_data(each) for each in tensors if isinstance(each, onnx.TensorProto))
     if outside and source.resolve().parent != target.resolve().parent:
-        raise ValueError(f"lower: {source} keeps data in other files, expected an output in {source.parent}")
+        raise ValueError(f"{source} keeps data in other files, expected an output in {source.parent}")
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"lower: there is no folder {target.parent} to write {target.name} into")
+        raise FileNotFoundError(f"there is no folder {target.parent} to write {target.name} into")
     replace_file(target, after.SerializeToString())
     return _compared(before, after)
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from opgrad.base.arguments import naming
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, in_float32, is_half, written_inputs
 from opgrad.onnx.graph.loading import Source, name_of, read_model
@@ -26,7 +26,6 @@ from opgrad.training.engine.training_graph import (
     Value,
     check_inputs,
     declared,
-    open_bound,
     open_training,
     ort_value,
 )
@@ -259,7 +258,6 @@ class CheckpointState:
         return self._properties
 
 
-WHO = "Module"
 MOST_SIGNATURES = 256
 
 
@@ -289,6 +287,7 @@ class Module:
 
     training: bool
 
+    @naming("Module")
     def __init__(
         self,
         train_model_uri: Source,
@@ -300,29 +299,29 @@ class Module:
         *,
         fuse: bool = True,
     ) -> None:
-        on = opened(device, WHO)
+        on = opened(device)
         if on is not None and process_group is not None:
-            raise NotImplementedError(f"{WHO}: device is {device!r}, expected 'cpu' with a process_group")
+            raise NotImplementedError(f"device is {device!r}, expected 'cpu' with a process_group")
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"{WHO}: state is {type(state).__name__}, expected CheckpointState")
-        model, constants = read_shared(train_model_uri, WHO)
+            raise TypeError(f"state is {type(state).__name__}, expected CheckpointState")
+        model, constants = read_shared(train_model_uri)
         self._eval_model: onnx.ModelProto | None = None
         self._constants = constants
         options = options_for(get_num_threads()) if session_options is None else session_options
         self.training = True
         self._state, self._memory = state, state._memory
-        memory, what = self._memory, f"{WHO}: {name_of(train_model_uri)}"
+        memory, title = self._memory, name_of(train_model_uri)
         _fit(model.graph, memory)
         if on is not None and memory.device is None:
             memory.move(on, written_inputs(model.graph))
         if memory.device is not on:
-            raise ValueError(f"{WHO}: device is {device!r}, expected that of the module which the state has already")
-        gradients = without_accumulators(model, what)
+            raise ValueError(f"device is {device!r}, expected that of the module which the state has already")
+        gradients = without_accumulators(model, title)
         compute_in_float32(model, {*memory.parameters, *written_inputs(model.graph)})
-        self._graph = open_training(model, gradients, memory, constants, options, what, fuse)
+        self._graph = open_training(model, gradients, memory, constants, options, title, fuse)
         self._eval_graph = None
         if eval_model_uri is not None:
-            self._eval_model, of_eval = read_shared(eval_model_uri, WHO)
+            self._eval_model, of_eval = read_shared(eval_model_uri)
             evaluating(self._eval_model)
             self._constants = {**constants, **of_eval}
             evaluated, fixed = copied(self._eval_model), {**memory.operands, **of_eval}
@@ -330,8 +329,8 @@ class Module:
             use_internal_losses(evaluated)
             inputs = [declared(value) for value in evaluated.graph.input if value.name not in fixed]
             outputs = [declared(value) for value in evaluated.graph.output]
-            what = f"{WHO}: {name_of(eval_model_uri)}"
-            self._eval_graph = open_bound(evaluated, options, what, inputs, outputs, fixed, {}, on)
+            title = name_of(eval_model_uri)
+            self._eval_graph = BoundGraph(evaluated, options, title, inputs, outputs, fixed, {}, on)
         held = memory.parameters.keys() | memory.frozen.keys()
         self._order = [value.name for value in model.graph.input if value.name in held]
         self._norm: GradientNorm | None = None
@@ -353,6 +352,7 @@ class Module:
 
     # --- calls ---
 
+    @naming("Module")
     def __call__(self, *user_inputs: Any) -> Any:
         """Run one batch through the training or the eval graph.
 
@@ -399,7 +399,7 @@ class Module:
                 return user_inputs, False
         if len(user_inputs) != len(specs):
             names = ", ".join(spec.name for spec in specs)
-            raise ValueError(f"{WHO}: {len(user_inputs)} inputs, expected {len(specs)}: {names}")
+            raise ValueError(f"{len(user_inputs)} inputs, expected {len(specs)}: {names}")
         values = [_value(value, spec) for value, spec in zip(user_inputs, specs, strict=True)]
         check_inputs(specs, values)
         if signature is not None:
@@ -412,13 +412,13 @@ class Module:
         """The graph of the present mode. Raises RuntimeError if no call is possible."""
         if self._memory.nominal:
             raise RuntimeError(
-                f"{WHO}: the parameters have no values yet, the checkpoint is nominal; "
+                "the parameters have no values yet, the checkpoint is nominal; "
                 "call copy_buffer_to_parameters(buffer, trainable_only=False) first"
             )
         if self.training:
             return self._graph
         if self._eval_graph is None:
-            raise RuntimeError(f"{WHO}: there is no eval graph, expected eval_model_uri when the module is made")
+            raise RuntimeError("there is no eval graph, expected eval_model_uri when the module is made")
         return self._eval_graph
 
     def train(self, mode: bool = True) -> "Module":
@@ -482,16 +482,18 @@ class Module:
         """The number of elements of the trainable parameters, or of all."""
         return sum(array.size for array in self._parameters(trainable_only).values())
 
+    @naming("Module.get_contiguous_parameters")
     def get_contiguous_parameters(self, trainable_only: bool = False) -> onnxruntime.OrtValue:
         """A copy of the parameters, one behind the other in the order of the training graph's inputs.
 
         trainable_only: whether the frozen ones are left out.
         Returns float32 [get_parameters_size(trainable_only)]. Raises TypeError if a parameter is not float32.
         """
-        arrays = self._float_parameters(trainable_only, "get_contiguous_parameters")
+        arrays = self._float_parameters(trainable_only)
         buffer = np.concatenate([np.empty(0, np.float32), *(np.asarray(each).reshape(-1) for each in arrays.values())])
         return ort_value(buffer)
 
+    @naming("Module.copy_buffer_to_parameters")
     def copy_buffer_to_parameters(self, buffer: onnxruntime.OrtValue | np.ndarray, trainable_only: bool = True) -> None:
         """Set the parameters to the values of such a buffer; this makes a nominal checkpoint complete.
 
@@ -499,17 +501,16 @@ class Module:
         trainable_only: whether the frozen parameters are left out; False for a nominal checkpoint that has some.
         Raises TypeError or ValueError if it does not fit; nothing has changed then.
         """
-        caller = "copy_buffer_to_parameters"
-        arrays = self._float_parameters(trainable_only, caller)
+        arrays = self._float_parameters(trainable_only)
         values = buffer.numpy() if hasattr(buffer, "numpy") else buffer
         size = sum(array.size for array in arrays.values())
         if not isinstance(values, np.ndarray) or values.dtype != np.float32:
             found = getattr(values, "dtype", type(values).__name__)
-            raise TypeError(f"{WHO}.{caller}: buffer is {found}, expected float32")
+            raise ArgumentTypeError("buffer", f"is {found}, expected float32")
         if values.shape != (size,):
-            raise ValueError(f"{WHO}.{caller}: buffer has shape {values.shape}, expected ({size},)")
+            raise ArgumentError("buffer", f"has shape {values.shape}, expected ({size},)")
         if self._memory.nominal and trainable_only and self._memory.frozen:
-            raise ValueError(f"{WHO}.{caller}: trainable_only is True, expected False: the checkpoint is nominal")
+            raise ArgumentError("trainable_only", "is True, expected False: the checkpoint is nominal")
         start = 0
         for name, array in arrays.items():
             self._memory.write(name, values[start : start + array.size].reshape(array.shape))
@@ -521,15 +522,16 @@ class Module:
         every = self._memory.parameters.operands if trainable_only else self._memory.operands
         return {name: every[name] for name in self._order if name in every}
 
-    def _float_parameters(self, trainable_only: bool, caller: str) -> dict[str, Any]:
+    def _float_parameters(self, trainable_only: bool) -> dict[str, Any]:
         arrays = self._parameters(trainable_only)
         for array in arrays.values():
             if array.dtype != np.float32:
-                raise TypeError(f"{WHO}.{caller}: a frozen parameter is {array.dtype}, expected float32")
+                raise TypeError(f"a frozen parameter is {array.dtype}, expected float32")
         return arrays
 
     # --- export ---
 
+    @naming("Module.export_model_for_inferencing")
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike[str], graph_output_names: Iterable[str]
     ) -> None:
@@ -540,16 +542,14 @@ class Module:
         Raises ValueError if the eval graph has no such tensor, RuntimeError if the module has no eval graph or a
         nominal checkpoint no values.
         """
-        caller = f"{WHO}.export_model_for_inferencing"
         if self._eval_model is None:
-            raise RuntimeError(f"{caller}: there is no eval graph, expected eval_model_uri when the module is made")
+            raise RuntimeError("there is no eval graph, expected eval_model_uri when the module is made")
         if self._memory.nominal:
-            raise RuntimeError(f"{caller}: the parameters have no values yet, the checkpoint is nominal")
+            raise RuntimeError("the parameters have no values yet, the checkpoint is nominal")
         held = {**self._memory.parameters, **self._memory.frozen}
         parameters = {**self._constants, **{name: held[name] for name in sorted(held)}}
         names = list(dict.fromkeys(graph_output_names))
-        with naming(caller):
-            write_inference_model(self._eval_model, parameters, names, Path(os.fspath(inference_model_uri)))
+        write_inference_model(self._eval_model, parameters, names, Path(os.fspath(inference_model_uri)))
 
 
 def _fit(graph: onnx.GraphProto, memory: TrainingMemory) -> None:
@@ -564,7 +564,7 @@ def _fit(graph: onnx.GraphProto, memory: TrainingMemory) -> None:
     for name in memory.parameters:
         kind = specs[name + BUFFER_SUFFIX].dtype
         if kind != np.float32 and not is_half(kind):
-            raise NotImplementedError(f"{WHO}: the gradient of {name!r} is not float32")
+            raise NotImplementedError(f"the gradient of {name!r} is not float32")
 
 
 def _fixed(shape: Sequence[int | str]) -> tuple[int, ...]:
@@ -579,7 +579,7 @@ def _value(value: Any, spec: TensorSpec) -> Value:
         return np.asarray(value) if hasattr(value, "dtype") else np.asarray(value, spec.dtype)
     except (TypeError, ValueError, OverflowError):
         kind = type(value).__name__
-        raise TypeError(f"{WHO}: {spec.name} is {kind}, expected a NumPy array or an OrtValue") from None
+        raise TypeError(f"{spec.name} is {kind}, expected a NumPy array or an OrtValue") from None
 
 
 LEARNING_RATE = 1e-3  # before one is set, if the checkpoint has no state of an optimizer
@@ -599,10 +599,11 @@ class Optimizer:
 
     __slots__ = ("__weakref__", "_memory", "_module", "_update")  # a misspelt attribute is an AttributeError
 
+    @naming("Optimizer")
     def __init__(self, optimizer_uri: str | os.PathLike[str] | bytes, module: Module):
         if not isinstance(module, Module):
-            raise TypeError(f"Optimizer: module is {type(module).__name__}, expected Module")
-        rule = read_rule(read_model(optimizer_uri, "Optimizer"))
+            raise TypeError(f"module is {type(module).__name__}, expected Module")
+        rule = read_rule(read_model(optimizer_uri))
         self._module, self._memory = module, module._state._memory
         memory = self._memory
         if memory.optimizer is not None and memory.optimizer.rule == rule:

@@ -56,15 +56,16 @@ KINDS = ("int8", "int4")
 TEACHER = "teacher/"  # in front of the names of the float model's values
 
 
+@naming("quantization.with_teacher")
 def with_teacher(student: onnx.ModelProto, teacher: Model) -> onnx.ModelProto:
     """A model that computes what a float model does, too, from the same inputs, under names behind "teacher/".
 
     student: a model that `prepare` made of the teacher; it is not changed. teacher: the float model.
     Its weights are to be frozen: `frozen_params=["teacher/*"]`.
     """
-    given = load(teacher, "quantization.with_teacher")
+    given = load(teacher)
     inputs = {each.name for each in given.graph.input} - {each.name for each in given.graph.initializer}
-    raise_opset(given, opset_of(student), "quantization.with_teacher")
+    raise_opset(given, opset_of(student))
     floats, model = compose.add_prefix(given, TEACHER), copied(student)
     for node in floats.graph.node:
         rename_inputs(node, {f"{TEACHER}{name}": name for name in inputs})
@@ -95,8 +96,7 @@ class Distillation(Block):
         taught = f"{TEACHER}{scores_input_name}"
         if not current().has_value(taught):
             raise ValueError(
-                f"Distillation: the model has no {taught!r}, expected a model of `with_teacher` and scores that are an "
-                "output of both"
+                f"the model has no {taught!r}, expected a model of `with_teacher` and scores that are an output of both"
             )
         own = self._loss(scores_input_name, *others)
         kind = TensorProto.FLOAT
@@ -138,7 +138,6 @@ def calibration(
         yield dict(batch.arrays)
 
 
-WHO = "quantization.prepare"
 PAIRS_FROM = 13  # from which on a scale may be one of an axis
 # The places of weights among the inputs of nodes by which users choose what is quantized.
 PLACES = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (0, 1), "MatMul": (0, 1), "Gather": (0,)}
@@ -223,7 +222,7 @@ def simplified(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    raise_opset(model, opset, WHO)
+    raise_opset(model, opset)
     candidates = Candidates(model)
     simple = passes.prepare(model, variable=[*candidates.weights, *candidates.statistics], plain=True)
     with TemporaryDirectory(prefix="opgrad-") as folder, _silent():
@@ -332,7 +331,7 @@ def with_four_bits(
         elif node.op_type == "Gemm" and not told.get("transA") and told.get("alpha", 1.0) == told.get("beta", 1.0) == 1:
             found[name] = {"axis": told.get("transB", 0), "block_size": BLOCK}
     if not found:
-        raise ValueError(f"{WHO}: the model has no MatMul, Gemm or Conv with a constant weight, expected one for int4")
+        raise ValueError("the model has no MatMul, Gemm or Conv with a constant weight, expected one for int4")
     if choose is not None:
         chosen = choose(found)
         found = {name: attributes for name, attributes in found.items() if name in chosen}
@@ -475,7 +474,6 @@ def _limits(name: str, node: onnx.NodeProto, rank: int, tensors: dict[str, onnx.
     ]
 
 
-CONVERT = "quantization.convert"
 BIASED, BIAS = ("Conv", "Gemm"), 2  # which add a bias, and its place
 PARTS = 3  # of what is quantized: numbers, scale and zero point
 MIDDLE = 8  # the zero point of unsigned integers of 4 bits
@@ -567,7 +565,7 @@ def _in_four_bits(node: onnx.NodeProto, weight: onnx.NodeProto, values: dict[str
     return made
 
 
-@naming(WHO)
+@naming("quantization.prepare")
 def prepare(
     model: Model,
     kind: str = "int8",
@@ -594,9 +592,9 @@ def prepare(
     """
     if kind not in KINDS:
         raise ArgumentError("kind", f"is {kind!r}, expected {' or '.join(KINDS)}")
-    given = load(model, WHO)
+    given = load(model)
     if quantized := next((node.op_type for node in all_nodes(given.graph.node) if facts_of(node).quantized), None):
-        raise ValueError(f"{WHO}: the model is quantized already, it has {quantized}; expected a float model")
+        raise ValueError(f"the model is quantized already, it has {quantized}; expected a float model")
     paths, choose = paths_of(given), None if weights is None else choice(weights, Candidates(given))
     if kind == "int4":
         made = with_learned_scales(*with_four_bits(given, per_channel, choose))
@@ -606,6 +604,7 @@ def prepare(
     return made
 
 
+@naming("quantization.convert")
 def convert(model: Model) -> onnx.ModelProto:
     """The integer model of a trained one that `prepare` made, for stock onnxruntime.
 
@@ -613,7 +612,7 @@ def convert(model: Model) -> onnx.ModelProto:
     operators between their pairs in its integer kernels; products of int4 are nodes MatMulNBits.
     Raises ValueError for a model in which nothing is quantized.
     """
-    result = load(model, CONVERT)
+    result = load(model)
     graph = result.graph
     values = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     # The nodes without those that make scales, which become constants.
@@ -627,7 +626,7 @@ def convert(model: Model) -> onnx.ModelProto:
     nodes = [node for node in graph.node if made.keys().isdisjoint(node.output)]
     nodes, count = _without_rounding(nodes, values)
     if not count:
-        raise ValueError(f"{CONVERT}: no weight of the model is quantized, expected a trained one that `prepare` made")
+        raise ValueError("no weight of the model is quantized, expected a trained one that `prepare` made")
     makers = {name: node for node in nodes for name in node.output}
     written = []
     for node in nodes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from opgrad.base.arguments import naming
 from opgrad.base.locks import once
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.onnx.graph.messages import import_microsoft
@@ -19,7 +20,7 @@ from opgrad.tune import outputs, peft
 from opgrad.tune.language_model import LanguageModel
 from opgrad.tune.lora import Adapter, Lora, choose, slices, squared_norms
 from opgrad.tune.tasks import TRAIN_ON, Write, task_of
-from opgrad.tune.tokenizer import WHO, Tokenizer, folder_of, read_json
+from opgrad.tune.tokenizer import Tokenizer, folder_of, read_json
 from opgrad.tune.trained_set import Room, Setting, ends_of_layers, limit_of, prepare, scoring
 
 MAX_LENGTH = 2048  # tokens of an example
@@ -31,6 +32,7 @@ class AdaptedModel:
     file, folder: of the model. base: as it was read.
     """
 
+    @naming("tune")
     def __init__(
         self, model: str | PathLike[str], *, lora: Lora | str | Sequence[Lora | str] | None = None,
         train: str | Sequence[str] = (), adapter: str | PathLike[str] | None = None, memory: int | None = None,
@@ -47,7 +49,7 @@ class AdaptedModel:
         self.memory, self.max_length, self.weight_decay, self.seed = memory, max_length, weight_decay, seed
         self.pack = pack
         if sum((lora is not None, bool(self.train), adapter is not None)) > 1:
-            raise ValueError(f"{WHO}: more than one of lora, train and adapter, expected one of them")
+            raise ValueError("more than one of lora, train and adapter, expected one of them")
         self.adapters: list[Adapter] = []
         self.values: dict[str, np.ndarray] = {}
         if adapter is not None:
@@ -84,6 +86,7 @@ class AdaptedModel:
         """The tokenizer of the model's folder. Raises FileNotFoundError if there is none."""
         return Tokenizer(self.folder)
 
+    @naming("tune")
     def setting(self, batch_size: int = 1, length: int | None = None, form: int | None = None) -> Setting:
         """The graphs that train, for batches of so many rows of tokens: those decide what is kept in memory.
 
@@ -102,6 +105,7 @@ class AdaptedModel:
         self._setting, self.values = made, dict(made.artifacts.trainable)
         return made
 
+    @naming("tune")
     def for_other_runtimes(self) -> Setting:
         """The same graphs of operators that other runtimes have, or have plain forms of: the scores are a value of
         their own, and dropout has its seed in itself."""
@@ -114,10 +118,12 @@ class AdaptedModel:
         what = self.base, self.adapters, values, self.train, self.folder, rule, cuts
         return prepare(*what, seed=self.seed, pack=pack, plain=plain, task=self.task, form=self._form)
 
+    @naming("tune")
     def examples(self, data: str | PathLike[str], train_on: str = TRAIN_ON, skip_bad: bool = False) -> Any:
         """The examples of a file or a folder, of the class that the task has for them."""
         return self.task.examples(self, Path(data), train_on, skip_bad)
 
+    @naming("tune")
     def write(
         self, prompt: str, max_new_tokens: int = 128, temperature: float = 0.0, seed: int = 0, chat: bool | None = None
     ) -> str:
@@ -132,6 +138,7 @@ class AdaptedModel:
 
         return tokenizer.decode(list(written(scores, tokens, max_new_tokens, tokenizer.ends, temperature, seed)))
 
+    @naming("tune")
     def computing(self, each: bool = False, tuned: bool = True) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
         """What computes the output of the base's graph for other inputs.
 
@@ -140,11 +147,12 @@ class AdaptedModel:
         values = self.values if tuned else {}
         model, constants = scoring(self.base, self.adapters if tuned else [], values, each)
         import_microsoft(model)  # of whose operators onnxruntime makes some itself
-        session = open_session(model, session_options(get_num_threads(), patterns=False), WHO)
+        session = open_session(model, session_options(get_num_threads(), patterns=False), self.file.name)
         names = {item.name for item in session.get_inputs()}
         fixed = {name: array for name, array in {**constants, **values}.items() if name in names}
-        return lambda given: run(session, [model.graph.output[0].name], {**given, **fixed}, WHO)[0]
+        return lambda given: run(session, [model.graph.output[0].name], {**given, **fixed}, self.file.name)[0]
 
+    @naming("tune")
     def prompt_tokens(self, prompt: str, chat: bool | None = None) -> np.ndarray:
         """The tokens of a prompt, int32 [n]; chat: see `Tuner.write`."""
         tokenizer = self.tokenizer
@@ -154,7 +162,7 @@ class AdaptedModel:
             tokens = tokenizer.encode(prompt, special=True)
             return tokens[:-1] if len(tokens) > 1 and tokens[-1] == tokenizer.end else tokens
         if tokenizer.template is None:
-            raise ValueError(f"{WHO}: {self.folder} has no chat template, expected one for a prompt as a message")
+            raise ValueError(f"{self.folder} has no chat template, expected one for a prompt as a message")
         text = tokenizer.template.render([{"role": "user", "content": prompt}], begin_answer=True)
         return tokenizer.encode(text, special=False)
 
@@ -162,10 +170,12 @@ class AdaptedModel:
         """Take values that training changes as the present ones."""
         self.values, self._scores = values, None
 
+    @naming("tune")
     def save(self, output: str | PathLike[str], about: "dict[str, Any] | None" = None) -> list[str]:
         """Write what was trained into a folder; returns the files' names. about: further entries of tune.json."""
         return self.task.save(self, self._made(output), {**self.about(), **(about or {})})
 
+    @naming("tune")
     def merge(self, output: str | PathLike[str]) -> list[str]:
         """Write one model that needs no adapter file into a folder; returns the files' names."""
         return self.task.merge(self, self._made(output), self.about())
@@ -196,7 +206,7 @@ def model_file(path: Path) -> Path:
     """The file of a model: the path itself, or the one in a folder."""
     if not path.is_dir():
         if not path.exists():
-            raise FileNotFoundError(f"{WHO}: there is no file or folder {path}")
+            raise FileNotFoundError(f"there is no file or folder {path}")
         return path
     inner = path / "onnx"
     found = sorted(path.glob("*.onnx")) or sorted(inner.glob("*.onnx"))
@@ -204,7 +214,7 @@ def model_file(path: Path) -> Path:
     if named in found or len(found) == 1:
         return named if named in found else found[0]
     what = "no .onnx file" if not found else f"{len(found)} .onnx files and no model.onnx"
-    raise FileNotFoundError(f"{WHO}: {path} has {what}, expected a folder with model.onnx and tokenizer.json")
+    raise FileNotFoundError(f"{path} has {what}, expected a folder with model.onnx and tokenizer.json")
 
 
 MEGABYTE = 10**6
@@ -273,7 +283,6 @@ def megabytes(count: int) -> str:
 
 
 def adapted(adapters: Iterable[Adapter]) -> list[Adapted]:
-    """Where adapters are."""
     found = []
     for each in adapters:
         product = each.product

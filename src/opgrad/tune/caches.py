@@ -126,7 +126,6 @@ class _CacheWriter:
         self.constants: list[onnx.TensorProto] = []
 
     def replace(self, value: onnx.ValueInfoProto) -> None:
-        """Compute an input of the graph."""
         kind, name = value.type.tensor_type, value.name
         rank = len(kind.shape.dim)
         if "mask" in name and rank == 2:
@@ -165,7 +164,6 @@ class _CacheWriter:
         return self._node("Shape", [self._tokens], f"{SCOPE}shape")
 
     def _ones(self) -> str:
-        """Ones, int64, of the shape of the tokens."""
         one = helper.make_tensor("value", TensorProto.INT64, [1], [1])
         return self._node("ConstantOfShape", [self._shape()], f"{SCOPE}ones", value=one)
 

@@ -87,7 +87,6 @@ class Told:
 
     @property
     def used(self) -> int:
-        """How many examples are used."""
         return self.lines - self.empty - self.bad
 
 
@@ -187,7 +186,6 @@ class TokenExamples:
         return example
 
     def _read(self, line: bytes, number: int) -> TokenExample:
-        """The example of a line."""
         values = self._lines.object(line, number, KINDS)
         with self._lines.naming(number):
             tokens, weights = self._tokens(values)
@@ -309,7 +307,6 @@ class RowData:
 
     @property
     def rows(self) -> int:
-        """The number of examples."""
         return len(self.chosen)
 
     def weight(self, rows: np.ndarray | None = None) -> float:

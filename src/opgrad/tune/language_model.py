@@ -31,7 +31,7 @@ from opgrad.onnx.graph.nodes import attributes_of, names_in, needed, read_by
 from opgrad.training.files.tensor_values import Held, array_of, is_placeholder, placeholder, taken_apart, tensor_of
 from opgrad.tune.caches import without_caches
 from opgrad.tune.products import WeightProduct, find_products, unreached
-from opgrad.tune.tokenizer import WHO, read_json
+from opgrad.tune.tokenizer import read_json
 
 CONFIGS = ("config.json", "genai_config.json")  # that name the architecture
 FLOAT_ACCURACY = 1  # of MatMulNBits: operands stay float32
@@ -257,10 +257,10 @@ def read(path: str | PathLike[str], choose: Callable[[Mapping[str, int]], str] |
     model, NotImplementedError for caches that cannot be taken out.
     """
     path = Path(path)
-    source, what = read_model(path, WHO, outside=False), f"{WHO}: {path}"
+    source, what = read_model(path, outside=False), str(path)
     places = {each.name: place_of(each, path.parent) for each in source.graph.initializer if uses_external_data(each)}
     files = {name: (path.parent / each.location, each.offset or 0, each.length or 0) for name, each in places.items()}
-    values = taken_apart(source, path, WHO)
+    values = taken_apart(source, path)
     graph = Graph(copied(source))
     integers = [
         each.name

@@ -30,7 +30,6 @@ from opgrad.training.make.tensors import fits
 from opgrad.tune.language_model import LanguageModel, attributes_of_nbits
 from opgrad.tune.options import parsed, require
 from opgrad.tune.products import TABLES, WeightProduct
-from opgrad.tune.tokenizer import WHO
 
 ATTENTION = ("q", "k", "v", "o", "qkv")  # roles of the products that get adapters by default
 LINEAR = "all-linear"  # a target: every product of layers
@@ -111,7 +110,6 @@ class Adapter:
 
     @property
     def outputs(self) -> int:
-        """The number of columns that it adds to."""
         return self.last - self.first
 
     @property
@@ -160,9 +158,7 @@ def choose(base: LanguageModel, loras: Sequence[Lora]) -> list[Adapter]:
                     continue
                 if product.op not in (*MATRICES, *TABLES) or (lora.dora and product.op not in WITH_DORA):
                     lacking = " with DoRA" if product.op in (*MATRICES, *TABLES) else ""
-                    raise NotImplementedError(
-                        f"{WHO}: {product.op} (node {product.node!r}) can have no adapter{lacking}"
-                    )
+                    raise NotImplementedError(f"{product.op} (node {product.node!r}) can have no adapter{lacking}")
                 matched.append(Adapter(module, product, lora, first, last))
         if not matched:
             every = list(modules(base))
@@ -251,7 +247,7 @@ def columns_of(base: LanguageModel, adapter: Adapter) -> Iterator[tuple[int, np.
     plain = node.op_type in FLOATS and adapter.product.trainable
     if packed is None and not plain:
         raise NotImplementedError(
-            f"{WHO}: {adapter.product.op} (node {node.name!r}) has no weight of floats or of MatMulNBits, beside which "
+            f"{adapter.product.op} (node {node.name!r}) has no weight of floats or of MatMulNBits, beside which "
             "DoRA is done"
         )
     for first in range(adapter.first, adapter.last, COLUMNS):
@@ -317,7 +313,7 @@ class _AdapterWriter:
         if not name:
             return (part + low) * factor
         if attributes_of(node).get("beta", 1.0) != 1:
-            raise NotImplementedError(f"{WHO}: {node.op_type} (node {node.name!r}) has a beta, beside which is no DoRA")
+            raise NotImplementedError(f"{node.op_type} (node {node.name!r}) has a beta, beside which is no DoRA")
         bias = self._columns(self._value(name), adapter, -1)
         return (part - bias + low) * factor + bias
 
@@ -336,7 +332,6 @@ class _AdapterWriter:
 
     @staticmethod
     def _columns(value: Value, adapter: Adapter, axis: int) -> Value:
-        """The columns of an adapter."""
         whole = adapter.outputs == adapter.product.outputs
         return value if whole else value.slice(adapter.first, adapter.last, axis)
 
@@ -372,7 +367,7 @@ def insert(
     nodes = {node.output[0]: node for node in graph.node if node.output}
     for output, group in groupby(adapters, key=lambda each: each.product.output):
         if output not in nodes:
-            raise ValueError(f"{WHO}: the model has no value {output!r}, to which an adapter would be added")
+            raise ValueError(f"the model has no value {output!r}, to which an adapter would be added")
         total = writer.total(list(group), nodes[output])
         made[output], body.nodes = (total.name, body.nodes), []
     graph.initializer.extend(body.initializers)

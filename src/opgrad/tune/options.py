@@ -29,7 +29,6 @@ def parsed(kind: type[T], text: str, argument: str) -> T:
 
 
 def require(holds: bool, name: str, value: Any, expected: str) -> None:
-    """Raise ArgumentError for an option that does not fit."""
     if not holds:
         raise ArgumentError(name, f"is {value!r}, expected {expected}")
 

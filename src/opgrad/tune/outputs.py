@@ -34,7 +34,7 @@ from opgrad.training.files.tensor_values import (
 from opgrad.tune import peft
 from opgrad.tune.language_model import LanguageModel
 from opgrad.tune.lora import Adapter, factors, insert
-from opgrad.tune.tokenizer import WHO, read_json
+from opgrad.tune.tokenizer import read_json
 
 MODEL, ADAPTER, ABOUT = "model.onnx", "adapter.onnx_adapter", "tune.json"
 OWN = (ABOUT, "metrics.json", "metrics.csv")  # of a fine-tuning, which another one writes itself
@@ -93,9 +93,7 @@ def replaced(base: LanguageModel, values: Mapping[str, np.ndarray]) -> tuple[onn
     model, held = copied(base.source), dict(base.values)
     for tensor in model.graph.initializer:
         if tensor.name in values:
-            held[tensor.name] = array = rounded(
-                values[tensor.name], tensor.data_type, f"{WHO}: the weight {tensor.name!r}"
-            )
+            held[tensor.name] = array = rounded(values[tensor.name], tensor.data_type, f"the weight {tensor.name!r}")
             tensor.CopyFrom(placeholder(tensor.name, array))
     return model, {each.name: held[each.name] for each in model.graph.initializer if is_placeholder(each)}
 
@@ -167,8 +165,7 @@ def check_base(folder: Path, found: str) -> None:
     expected = read_json(folder / ABOUT).get("base_sha256")
     if expected not in (None, found):
         raise ValueError(
-            f"{WHO}: {folder} is an adapter of another base: it names {str(expected)[:16]}…, and the model is "
-            f"{found[:16]}…"
+            f"{folder} is an adapter of another base: it names {str(expected)[:16]}…, and the model is {found[:16]}…"
         )
 
 

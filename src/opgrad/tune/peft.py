@@ -17,7 +17,7 @@ from opgrad.training.files.weights import decode
 from opgrad.training.make.checks import listed
 from opgrad.tune.language_model import LanguageModel
 from opgrad.tune.lora import Adapter, Lora, choose, module_of, modules, slices
-from opgrad.tune.tokenizer import WHO, read_json
+from opgrad.tune.tokenizer import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -144,7 +144,7 @@ def _theirs(
             rank = sum(each.rank for each in loras)
             alpha = loras[0].scale * (math.sqrt(rank) if loras[0].rslora else rank)
             if loras[0].dora and len(here) < len(parts):
-                raise ValueError(f"{WHO}: {', '.join(here)} have dora, expected all of {', '.join(parts)}, as PEFT has")
+                raise ValueError(f"{', '.join(here)} have dora, expected all of {', '.join(parts)}, as PEFT has")
             own = [_join(own, loras, here, {name: columns[name] for name in parts})]
         names.add(theirs)
         found |= {f"{PREFIX}{theirs}.{name}": array for name, array in own[0].items()}
@@ -219,7 +219,7 @@ def configuration(adapters: Sequence[Adapter]) -> dict[str, Any]:
     first = adapters[0].lora
     for name in ("dora", "rslora"):
         if len({getattr(each.lora, name) for each in adapters}) > 1:
-            raise ValueError(f"{WHO}: some adapters have {name} and others have not, expected all or none, as PEFT has")
+            raise ValueError(f"some adapters have {name} and others have not, expected all or none, as PEFT has")
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -247,23 +247,22 @@ def read(folder: Path, base: LanguageModel) -> tuple[list[Adapter], dict[str, np
     that computes something else than LoRA does.
     """
     if not all((folder / name).is_file() for name in (CONFIG, WEIGHTS)):
-        raise FileNotFoundError(f"{WHO}: {folder} has no {CONFIG} and {WEIGHTS}, expected a folder with an adapter")
+        raise FileNotFoundError(f"{folder} has no {CONFIG} and {WEIGHTS}, expected a folder with an adapter")
     config = read_json(folder / CONFIG)
     for name, known in PLAIN.items():
         if name in config and config[name] not in known:
-            raise NotImplementedError(f"{WHO}: {folder / CONFIG}: {name} is {config[name]!r}, expected {known[0]!r}")
+            raise NotImplementedError(f"{folder / CONFIG}: {name} is {config[name]!r}, expected {known[0]!r}")
     try:
         tensors, _, _ = weights.decode_tensors(read_regular(folder / WEIGHTS))
     except Damaged as damage:
-        raise ValueError(f"{WHO}: {folder / WEIGHTS} {damage}") from None
+        raise ValueError(f"{folder / WEIGHTS} {damage}") from None
     tensors = {_in_whole(base, name): array for name, array in tensors.items()}
     config, tensors = _ours(base, config, tensors, folder)
     names = {re.sub(r"\.(lora_\w+?)(\.weight)?$", "", name.removeprefix(PREFIX)) for name in tensors}
     own = modules(base)
     if strange := sorted(names - own.keys()):
         raise ValueError(
-            f"{WHO}: {folder} is an adapter of another base: it has {listed(strange)}, and the model "
-            f"{listed(sorted(own))}"
+            f"{folder} is an adapter of another base: it has {listed(strange)}, and the model {listed(sorted(own))}"
         )
     adapters, values = choose(base, [_lora(config, name, folder) for name in sorted(names)]), dict[str, np.ndarray]()
     for adapter in adapters:
@@ -271,10 +270,10 @@ def read(folder: Path, base: LanguageModel) -> tuple[list[Adapter], dict[str, np
             shape = adapter.shapes[name]
             array = tensors.get(peft, tensors.get(f"{peft}.weight"))
             if array is None:
-                raise ValueError(f"{WHO}: {folder / WEIGHTS} has no {peft!r}")
+                raise ValueError(f"{folder / WEIGHTS} has no {peft!r}")
             if turned(array).shape != shape:
                 raise ValueError(
-                    f"{WHO}: {folder} is an adapter of another base: {peft!r} has shape {array.shape}, expected "
+                    f"{folder} is an adapter of another base: {peft!r} has shape {array.shape}, expected "
                     f"{shape[::-1] if len(shape) == 2 else shape}"
                 )
             values[name] = np.array(turned(array), np.float32, order="C")
@@ -296,7 +295,7 @@ def _lora(config: Mapping[str, Any], module: str, folder: Path) -> Lora:
         rslora, dora = (bool(config.get(name, False)) for name in ("use_rslora", "use_dora"))
         return Lora(rank, alpha, module, dropout, rslora, dora)
     except (ArithmeticError, TypeError, ValueError) as error:
-        raise ValueError(f"{WHO}: {folder / CONFIG}: {error}") from None
+        raise ValueError(f"{folder / CONFIG}: {error}") from None
 
 
 def read_step_weights(path: Path, base: LanguageModel, checksum: str) -> tuple[list[Adapter], dict[str, np.ndarray]]:
@@ -307,19 +306,19 @@ def read_step_weights(path: Path, base: LanguageModel, checksum: str) -> tuple[l
     try:
         held = decode(read_regular(path))
     except Damaged as damage:
-        raise ValueError(f"{WHO}: {path} {damage}") from None
-    about = json_object(held.tune or "{}", f"{WHO}: metadata tune of {path}")
+        raise ValueError(f"{path} {damage}") from None
+    about = json_object(held.tune or "{}", f"metadata tune of {path}")
     if not about.get("modules"):
-        raise ValueError(f"{WHO}: {path} has no adapters, expected the weights of a step that trains some")
+        raise ValueError(f"{path} has no adapters, expected the weights of a step that trains some")
     if about.get("base_sha256") != checksum:
         was = str(about.get("base_sha256"))[:16]
-        raise ValueError(f"{WHO}: {path} is of another base: it names {was}…, and the model is {checksum[:16]}…")
+        raise ValueError(f"{path} is of another base: it names {was}…, and the model is {checksum[:16]}…")
     try:
         loras = [Lora(**each) for each in about["lora"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{WHO}: {path} is damaged, its adapters are no adapters: {error}") from None
+        raise ValueError(f"{path} is damaged, its adapters are no adapters: {error}") from None
     adapters = choose(base, loras)
     shapes = {name: shape for each in adapters for name, shape in each.shapes.items()}
     if {name: each.shape for name, each in held.trainable.items()} != shapes:
-        raise ValueError(f"{WHO}: {path} is damaged, its tensors are not those of the adapters that it names")
+        raise ValueError(f"{path} is damaged, its tensors are not those of the adapters that it names")
     return adapters, {name: np.array(held.trainable[name], np.float32) for name in shapes}

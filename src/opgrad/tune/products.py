@@ -150,7 +150,6 @@ class _ProductSearch:
         return found[0] if len(found) == 1 and found[0].op_type == op else None
 
     def _bias(self, node: onnx.NodeProto) -> str:
-        """As of `WeightProduct`."""
         place = facts_of(node).bias
         sums = [each for each in self._graph.readers.get(node.output[0], ()) if each.op_type == "Add"]
         added = [*(node.input[place : place + 1] if place else ()), *(name for each in sums for name in each.input)]

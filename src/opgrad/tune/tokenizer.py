@@ -22,7 +22,6 @@ from opgrad.base.files import json_object, read_regular
 from opgrad.base.locks import settling
 from opgrad.tune.template_process import Message, Part
 
-WHO = "tune"  # before messages
 CANNOT = "cannot encode a text"
 CONFIGS = ("genai_config.json", "generation_config.json", "config.json")  # that name tokens which end a text
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -51,7 +50,7 @@ class ChatTemplate:
             with settling:
                 self._start()
         except ValueError as error:
-            raise ValueError(f"{WHO}: {origin}: {error}") from None
+            raise ValueError(f"{origin}: {error}") from None
 
     def render(self, messages: Sequence[Message], tools: Any = None, begin_answer: bool = False) -> str:
         """The text of a chat. begin_answer: whether the beginning of an answer follows the messages.
@@ -141,11 +140,11 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(
-                f"{WHO}: {folder} has no tokenizer.json, expected the file that the package tokenizers writes"
+                f"{folder} has no tokenizer.json, expected the file that the package tokenizers writes"
             )
         self._path = path
         with self._naming("is no tokenizer"):
-            self._tokenizer = tokenizers.Tokenizer.from_str(read_regular(path, f"{WHO}: {path}").decode())
+            self._tokenizer = tokenizers.Tokenizer.from_str(read_regular(path, str(path)).decode())
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
         config = read_json(folder / "tokenizer_config.json")
@@ -167,11 +166,10 @@ class Tokenizer:
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise ValueError(f"{WHO}: {self._path} {what}: {' '.join(str(error).split())}") from None
+            raise ValueError(f"{self._path} {what}: {' '.join(str(error).split())}") from None
 
     @property
     def size(self) -> int:
-        """How many tokens there are."""
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str, special: bool) -> np.ndarray:
@@ -213,7 +211,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one if there is no such file. Raises ValueError for another content."""
     if not path.is_file():
         return {}
-    return json_object(read_regular(path, f"{WHO}: {path}"), f"{WHO}: {path}")
+    return json_object(read_regular(path, str(path)), str(path))
 
 
 def _text(token: Any) -> str | None:
@@ -227,9 +225,9 @@ def _template(folder: Path, config: dict[str, Any], special: dict[str, str]) -> 
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
-            source = read_regular(path, f"{WHO}: {path}").decode()
+            source = read_regular(path, str(path)).decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{WHO}: {path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
+            raise ValueError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
         return ChatTemplate(source, special, str(path))
     given = config.get("chat_template")
     if isinstance(given, list):
@@ -239,5 +237,5 @@ def _template(folder: Path, config: dict[str, Any], special: dict[str, str]) -> 
         return None
     path = folder / "tokenizer_config.json"
     if not isinstance(given, str):
-        raise ValueError(f"{WHO}: chat_template in {path} is {type(given).__name__}, expected a text")
+        raise ValueError(f"chat_template in {path} is {type(given).__name__}, expected a text")
     return ChatTemplate(given, special, str(path))

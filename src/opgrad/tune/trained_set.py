@@ -31,7 +31,6 @@ from opgrad.tune.lora import DRAW, Adapter, insert, without_adapters
 from opgrad.tune.products import WeightProduct
 from opgrad.tune.tasks import Task, Write
 from opgrad.tune.tasks.base import tokens_spec
-from opgrad.tune.tokenizer import WHO
 
 WORKING = 160 << 20  # bytes beside values: of kernels, above all the scores of some tokens and their exponentials
 PROCESS = 350 << 20  # bytes of Python, onnxruntime and opgrad themselves
@@ -69,7 +68,6 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether a step takes no more than the limit."""
         return self.bytes <= self.limit.bytes
 
 
@@ -129,7 +127,7 @@ def plan(made: Differentiated, room: Room) -> tuple[MemoryPlan, onnx.ModelProto]
     if not chosen.fits and limit.is_given:
         least = math.ceil(chosen.bytes / 1e6)
         raise ValueError(
-            f"{WHO}: memory is {limit.bytes // 10**6} MB, expected at least {least} MB for batches of this size; "
+            f"memory is {limit.bytes // 10**6} MB, expected at least {least} MB for batches of this size; "
             "shorter examples or fewer rows take less"
         )
     while chosen.fits and high - low > 1:
@@ -216,7 +214,7 @@ def prepare(
         model.graph.input.append(helper.make_tensor_value_info(DRAW, onnx.TensorProto.INT64, [1]))
         more[DRAW] = TensorSpec(DRAW, np.dtype(np.int64), (1,))
     if pack:
-        model = packed_rows(model, f"{WHO}: {folder}")
+        model = packed_rows(model, str(folder))
         more |= {STARTS: TensorSpec(STARTS, np.dtype(np.int64), (1, "bounds")), PLACES: tokens_spec(PLACES)}
     weights, torn = list[str](), list(without_adapters(base, adapters))
     if patterns := [*train, *task.trained(base)]:
@@ -229,7 +227,7 @@ def prepare(
     room, chosen = cuts if isinstance(cuts, Room) else None, None
     layers = task.ends_of_layers(cuts.layers, trained.model) if isinstance(cuts, Room) else cuts or ()
     accessor = ModelAccessor(copied(trained.model), apart=stored)
-    models = training_models(accessor, [trained.loss], names, [], WHO, None, MODEL, layers)
+    models = training_models(accessor, [trained.loss], names, [], None, MODEL, layers)
     if room is not None:
         chosen, cut = plan(models.made, replace(room, layers=layers))
         models = models.of(cut)

@@ -30,7 +30,6 @@ from opgrad.tune.adapted_model import MAX_LENGTH, AdaptedModel, summary
 from opgrad.tune.examples import Told
 from opgrad.tune.lora import Adapter, Lora
 from opgrad.tune.tasks import TRAIN_ON, Write
-from opgrad.tune.tokenizer import WHO
 
 PROPERTY = "opgrad.tune"  # of a checkpoint: what identifies the fine-tuning
 SAMPLE = 40  # tokens of a sample
@@ -98,14 +97,14 @@ class Tuned(job.Trained):
 def _resumption(path: Path, identity: str) -> Resumption:
     """The checkpoint to go on from. Raises FileNotFoundError, and ValueError for one of another fine-tuning."""
     if not path.is_file():
-        raise FileNotFoundError(f"{WHO}: there is no {path} to go on from")
+        raise FileNotFoundError(f"there is no {path} to go on from")
     found = Resumption.read(path, may_be_done=False)
     noted = str(found.properties.get(PROPERTY, "{}"))
-    before, now = json_object(noted, f"{WHO}: property {PROPERTY} of {path}"), json.loads(identity)
+    before, now = json_object(noted, f"property {PROPERTY} of {path}"), json.loads(identity)
     for name in dict.fromkeys([*now, *before]):
         was, value = before.get(name), now.get(name)
         if was != value:
-            raise ValueError(f"{WHO}: {path} is of another fine-tuning: {name} was {was!r}, and is {value!r}")
+            raise ValueError(f"{path} is of another fine-tuning: {name} was {was!r}, and is {value!r}")
     return found
 
 
@@ -171,7 +170,6 @@ class Tuner:
     Raises FileNotFoundError, ValueError and NotImplementedError for a model, an adapter or options that do not fit.
     """
 
-    @naming(WHO)
     def __init__(
         self, model: str | PathLike[str], *, lora: Lora | str | Sequence[Lora | str] | None = None,
         train: str | Sequence[str] = (), adapter: str | PathLike[str] | None = None, memory: int | None = None,
@@ -193,7 +191,7 @@ class Tuner:
         """The present values of what is trained, by name, float32."""
         return self.adapted.values
 
-    @naming(WHO)
+    @naming("tune")
     def fit(
         self, data: str | PathLike[str], output: str | PathLike[str], *, train_on: str = TRAIN_ON,
         skip_bad: bool = False, samples: Sequence[str] = (), progress: Progress | None = None,
@@ -289,7 +287,6 @@ class Tuner:
             run = replace(run, figures={name: (before.get(name), value) for name, value in figures().items()})
             return replace(run, files=processes.on_first(lambda: _write_run(model, run)) or ())
 
-    @naming(WHO)
     def write(
         self, prompt: str, *, max_new_tokens: int = 128, temperature: float = 0.0, seed: int = 0,
         chat: bool | None = None,

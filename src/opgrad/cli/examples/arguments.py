@@ -107,7 +107,6 @@ def _repeated(draw: Callable[[int], Array], made: Array) -> Array:
 
 
 def called(op: Operator, given: dict[str, Any]) -> Sequence[Any]:
-    """The results of the public function."""
     results = getattr(opgrad, op.name)(**given)
     return results if isinstance(results, tuple) else (results,)
 
@@ -167,7 +166,6 @@ def signature(
 
 
 def _is_integer(op: Operator, name: str) -> bool:
-    """Whether an array holds labels or indices."""
     return DTYPES[op.inputs[name].dtypes[0]].kind == "i"
 
 

@@ -89,7 +89,6 @@ MANY = 32  # arrays of 2**18 elements, for the benchmark
 
 
 def _arrays(rng: np.random.Generator, large: bool) -> list[list[Array]]:
-    """Lists of arrays of many sizes."""
     if large:
         return [[rng.normal(size=(1 << 18,)) for _ in range(MANY)]]
     return [

@@ -53,7 +53,7 @@ class Backward:
         self.walk(seeds)
         if self.problems:
             count = "one node has" if len(self.problems) == 1 else f"{len(self.problems)} nodes have"
-            raise NotImplementedError(f"gradients: {count} no gradient: {'; '.join(self.problems)}")
+            raise NotImplementedError(f"{count} no gradient: {'; '.join(self.problems)}")
         found = {name: self.gradient(name) for name in self.wanted}
         made = {name for node in self.body.nodes for name in node.output}
         names: dict[str, str] = {}

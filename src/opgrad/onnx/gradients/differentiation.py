@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
 from opgrad.onnx import passes
 from opgrad.onnx.gradients.backward import SUFFIX, Backward
 from opgrad.onnx.gradients.expansion import expand, inline_functions
@@ -19,15 +20,14 @@ from opgrad.onnx.graph.loading import load
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, import_microsoft
 from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.onnx.passes.attention import Recognition, fuse_attention
-from opgrad.onnx.passes.recompute import WHO as SEGMENTS
-from opgrad.onnx.passes.recompute import checkpoint, order_ends
+from opgrad.onnx.passes.recompute import SEGMENTS, checkpoint, order_ends
 
 LEAST_OPSET = 11  # the least opset of a model with gradients
 PLAIN_OPSET = 16  # the least opset of the plain form
-WHO = "gradients"
 UPDATING = "BatchNormInternal"  # batch normalization that writes new statistics over those that it is given
 
 
+@naming("gradients")
 def gradients(
     model: onnx.ModelProto | bytes | str | os.PathLike[str], of: str | Sequence[str],
     with_respect_to: str | Sequence[str], *,
@@ -62,7 +62,7 @@ def with_gradients(
     """`gradients`. in_tiles: whether attention is recognized, so that its matrices of scores are computed in tiles."""
     sources, targets = _names("of", of), _names("with_respect_to", with_respect_to)
     ends = names_in(checkpoint_segments)
-    model = load(model, WHO)
+    model = load(model)
     given = {name for node in all_nodes(model.graph.node) if node.op_type == UPDATING for name in node.output}
     forward = prepared(_simplified(model, [*sources, *ends], targets, plain), sources, targets, in_tiles)
     before = (*sources, *(each.name for each in forward.graph.output))
@@ -101,7 +101,7 @@ def outlook(
 
     The reasons have a line for each node that has no gradient.
     """
-    simple = _simplified(load(model, WHO), of, with_respect_to)
+    simple = _simplified(load(model), of, with_respect_to)
     forward, found = with_attention(prepared(simple, of, with_respect_to, in_tiles=False), of, with_respect_to)
     body = GraphBody(forward.opset, forward.names())
     backward = Backward(forward, body, of, with_respect_to)
@@ -115,7 +115,7 @@ def _simplified(model: onnx.ModelProto, keep: Sequence[str], wanted: Sequence[st
     Raises NotImplementedError for what no newer opset has.
     """
     model = inline_functions(model)
-    raise_opset(model, PLAIN_OPSET if plain else LEAST_OPSET, WHO)
+    raise_opset(model, PLAIN_OPSET if plain else LEAST_OPSET)
     graph = Graph(model, overridable(model).union(wanted), {*keep, *wanted}, plain)
     passes.simplify(graph)
     return graph
@@ -124,7 +124,7 @@ def _simplified(model: onnx.ModelProto, keep: Sequence[str], wanted: Sequence[st
 def _names(argument: str, names: str | Sequence[str]) -> list[str]:
     given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
     if not given or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"{WHO}: {argument} is {names!r}, expected a name or several")
+        raise ArgumentTypeError(argument, f"is {names!r}, expected a name or several")
     return list(dict.fromkeys(given))
 
 
@@ -141,11 +141,11 @@ def prepared(simple: Graph, of: Sequence[str], wanted: Sequence[str], in_tiles: 
         if name not in values:
             near = difflib.get_close_matches(name, values, 3)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-            raise ValueError(f"{WHO}: the graph has no value {name!r}{hint}")
+            raise ValueError(f"the graph has no value {name!r}{hint}")
         kind = forward.element_type(name)
         if kind is not None and kind not in FLOATS:
             found = TensorProto.DataType.Name(kind)
-            raise ValueError(f"{WHO}: {name!r} has elements of type {found}, expected a float type")
+            raise ValueError(f"{name!r} has elements of type {found}, expected a float type")
     expanded = expand(forward, of, wanted)
     return with_attention(expanded, of, wanted)[0] if in_tiles else expanded
 
@@ -185,7 +185,7 @@ def differentiate(forward: Graph, body: GraphBody, seeds: dict[str, Value], want
     apart = [name for name in wanted if name not in values]
     if apart:
         raise ValueError(
-            f"{WHO}: {' and '.join(map(repr, seeds))} cannot be differentiated with respect to "
+            f"{' and '.join(map(repr, seeds))} cannot be differentiated with respect to "
             f"{' and '.join(map(repr, apart))}: no differentiable way leads from there to it"
         )
     return values
@@ -244,11 +244,11 @@ def checked_segments(given: Segments) -> int | list[str]:
         return 1
     if isinstance(given, int) and not isinstance(given, bool):
         if given < 1:
-            raise ValueError(f"{SEGMENTS}: the number of segments is {given}, expected at least 1")
+            raise ArgumentError(SEGMENTS, f"is {given}, expected at least 1")
         return given
     names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
     if not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{SEGMENTS} is {given!r}, expected a number of segments or names of values")
+        raise ArgumentTypeError(SEGMENTS, f"is {given!r}, expected a number of segments or names of values")
     return names
 
 

@@ -36,8 +36,8 @@ UNCHANGED_FROM, UNCHANGED_TO = 13, 17
 BODIES_FROM = 11  # the first opset whose functions are converted: of older ones onnx's converter changes the meaning
 
 
-def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") -> None:
-    """Convert a model, in place, so that it imports at least opset `least` of ai.onnx. who: the caller, for messages.
+def raise_opset(model: onnx.ModelProto, least: int = LEAST) -> None:
+    """Convert a model, in place, so that it imports at least opset `least` of ai.onnx.
 
     From opset 13 to 17 its operators mean the same, except RoiAlign and a training BatchNormalization; onnx's converter
     rewrites models with those, models of older opsets, and models for newer ones.
@@ -55,12 +55,12 @@ def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") 
     scan = next((node for node in plain if node.op_type == "Scan"), None)
     if scan is not None and entry.version < SCAN_WITHOUT_BATCHES:
         raise NotImplementedError(
-            f"{who}: {(scan.name or scan.output[0])!r} is a Scan of opset {entry.version}, which has an axis for "
+            f"{(scan.name or scan.output[0])!r} is a Scan of opset {entry.version}, which has an axis for "
             f"batches, expected opset {SCAN_WITHOUT_BATCHES} or later"
         )
     if _means_the_same(plain, entry.version, wanted):
         entry.version = wanted
-        align_functions(model, who)
+        align_functions(model)
     else:
         version = entry.version
         try:
@@ -69,7 +69,7 @@ def raise_opset(model: onnx.ModelProto, least: int = LEAST, who: str = "lower") 
             model.CopyFrom(converted(model, version, wanted))
         except Exception as error:
             raise NotImplementedError(
-                f"{who}: the model imports opset {version} of ai.onnx, and onnx cannot convert it to {wanted}: {error}"
+                f"the model imports opset {version} of ai.onnx, and onnx cannot convert it to {wanted}: {error}"
             ) from error
 
 
@@ -90,11 +90,11 @@ def _since(kind: str, version: int) -> int:
     return int(defs.get_schema(kind, version, "").since_version) if defs.has(kind, version, "") else 0
 
 
-def align_functions(model: onnx.ModelProto, who: str) -> None:
+def align_functions(model: onnx.ModelProto, what: str = "the model") -> None:
     """Let the functions of a model mean what they say where they import another opset of ai.onnx than it, in place.
 
     onnxruntime takes their nodes as nodes of the model's opset. Where these mean something else, all calls are replaced
-    by converted bodies. who: the caller, for messages. Raises ValueError where onnx cannot convert them.
+    by converted bodies. what: the model's name, for messages. Raises ValueError where onnx cannot convert them.
     """
     wanted, different = opset_of(model), None
     called = {(node.domain, node.op_type) for node in model_nodes(model)}
@@ -115,7 +115,7 @@ def align_functions(model: onnx.ModelProto, who: str) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"{who}: the function {different[0].domain}.{different[0].name} imports opset {different[1]} of ai.onnx "
+            f"{what}: the function {different[0].domain}.{different[0].name} imports opset {different[1]} of ai.onnx "
             f"and the model opset {wanted}, to which onnx cannot convert it: {reason}; export both with one opset"
         ) from None
 

@@ -49,25 +49,25 @@ Source: TypeAlias = str | bytes | PathLike[str]
 Model: TypeAlias = onnx.ModelProto | Source
 
 
-def load(model: Model, who: str, outside: bool = True) -> onnx.ModelProto:
+def load(model: Model, outside: bool = True) -> onnx.ModelProto:
     """A checked model that may be changed: a copy of the given one, or the content of a file or of bytes.
 
-    who: the caller, for messages. outside: whether tensors that a file keeps in other files are read, too.
+    outside: whether tensors that a file keeps in other files are read, too.
     Raises TypeError for anything else, and what `read_model` raises.
     """
     if isinstance(model, onnx.ModelProto):
         copy = copied(model)
-        check_and_repair(copy, f"{who}: the model")
+        check_and_repair(copy, "the model")
         return copy
     if not isinstance(model, bytes | str | os.PathLike):
-        raise TypeError(f"{who}: model is of type {type(model).__name__}, expected onnx.ModelProto, bytes or a path")
-    return read_model(model, who, outside)
+        raise TypeError(f"model is of type {type(model).__name__}, expected onnx.ModelProto, bytes or a path")
+    return read_model(model, outside)
 
 
 def check_and_repair(model: onnx.ModelProto, what: str) -> None:
     """Raise ValueError for a damaged model, and correct in place what only one of ONNX and onnxruntime accepts.
 
-    what: the caller and the model's name, for messages.
+    what: the model's name, for messages.
     """
     check_model(model, what)
     _repair(model, what)
@@ -84,10 +84,9 @@ def _repair(model: onnx.ModelProto, what: str) -> None:
     hoist(model)
 
 
-def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProto:
+def read_model(source: Source, outside: bool = True) -> onnx.ModelProto:
     """An ONNX model from a file or from its bytes.
 
-    who: the caller, for messages.
     outside: whether tensors that the file keeps in other files are read, too.
     Raises FileNotFoundError if there is no such file, ValueError if it is no ONNX model, or damaged, or empty.
     """
@@ -97,28 +96,28 @@ def read_model(source: Source, who: str, outside: bool = True) -> onnx.ModelProt
         if not isinstance(source, bytes):
             path = Path(source)
             if not path.exists() and not (finish_interrupted(path.parent) and path.exists()):
-                raise FileNotFoundError(f"{who}: there is no file {path}")
-            content = read_regular(path, f"{who}: {path}")
+                raise FileNotFoundError(f"there is no file {path}")
+            content = read_regular(path, str(path))
         model.ParseFromString(source if isinstance(source, bytes) else content)
     except (DecodeError, UnicodeDecodeError):
-        raise ValueError(f"{who}: {name} is no ONNX model, or damaged") from None
-    check_model(model, f"{who}: {name}")
+        raise ValueError(f"{name} is no ONNX model, or damaged") from None
+    check_model(model, name)
     for value in model.graph.input:
         kind = value.type.WhichOneof("value")
         if kind is None or (kind == "tensor_type" and not value.type.tensor_type.elem_type):
-            raise ValueError(f"{who}: {name} is damaged, the input {value.name!r} has no type")
+            raise ValueError(f"{name} is damaged, the input {value.name!r} has no type")
     if not model.graph.node and not model.graph.output:
-        raise ValueError(f"{who}: {name} is no ONNX model, or empty")
-    _repair(model, f"{who}: {name}")
+        raise ValueError(f"{name} is no ONNX model, or empty")
+    _repair(model, name)
     if outside and not isinstance(source, bytes):
-        read_outside(model, Path(source), who)
+        read_outside(model, Path(source))
     return model
 
 
 def check_model(model: onnx.ModelProto, what: str) -> None:
     """Raise ValueError for a text that is not UTF-8, an unknown type, or a node that ONNX declares otherwise.
 
-    what: the caller and the model's name, for messages.
+    what: the model's name, for messages.
     """
     imports = chain(model.opset_import, *(each.opset_import for each in model.functions))
     of_imports = (f"it imports opset {each.version}" for each in imports if not 0 <= each.version < MOST_OPSET)
@@ -211,14 +210,14 @@ def _fault_of_tensor(tensor: TensorProto) -> str | None:
 
 
 def read_outside(
-    model: onnx.ModelProto, path: Path, who: str, left: Callable[[TensorProto], bool] = lambda tensor: False
+    model: onnx.ModelProto, path: Path, left: Callable[[TensorProto], bool] = lambda tensor: False
 ) -> None:
     """Read the tensors that a model keeps in other files.
 
-    path: the file of the model. who: the caller, for messages. left: tells which of them stay outside.
+    path: the file of the model. left: tells which of them stay outside.
     """
     tensors = [tensor for tensor in _messages(model) if isinstance(tensor, TensorProto) and uses_external_data(tensor)]
-    with naming_outside(path, who):
+    with naming_outside(path):
         for tensor in tensors:
             if left(tensor):
                 continue
@@ -229,14 +228,14 @@ def read_outside(
 
 
 @contextmanager
-def naming_outside(path: Path, who: str) -> Iterator[None]:
+def naming_outside(path: Path) -> Iterator[None]:
     """Within the `with` block, turn errors of reading another file into ones that name the model."""
     try:
         yield
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{who}: {path} keeps tensors in another file: {error}") from None
+        raise FileNotFoundError(f"{path} keeps tensors in another file: {error}") from None
     except Exception as error:  # onnx's checker has its own class of exceptions
-        raise ValueError(f"{who}: {path} keeps tensors in another file: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path} keeps tensors in another file: {' '.join(str(error).split())}") from None
 
 
 def place_of(tensor: TensorProto, folder: Path) -> ExternalDataInfo:
@@ -368,11 +367,11 @@ def _written(node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto]:
 LARGEST = 1 << 30  # the most bytes of a value that follows from constants, beside AMPLIFIED times what these have
 
 
-def check_sizes(model: onnx.ModelProto, who: str) -> bool:
+def check_sizes(model: onnx.ModelProto, what: str = "the model") -> bool:
     """Raise ValueError, naming the node, for a value for which there is no memory, or not as much for constants.
 
     Returns whether there is for all constants together, which a runtime may compute ahead and keep; those inside of
-    graphs of nodes and of functions have no known sizes. who: the caller, and the name of the model, for messages.
+    graphs of nodes and of functions have no known sizes. what: the model's name, for messages.
     """
     graph = Graph(model)
     try:
@@ -401,7 +400,7 @@ def check_sizes(model: onnx.ModelProto, who: str) -> bool:
             size = math.prod(numbers) * width(graph.element_type(name) or 0)  # at least so many bytes
             if sizes is not None and size > limit:
                 of = " from constants" if fixed else ""
-                raise ValueError(f"{who}: {title(node)} computes {size} bytes{of}, expected at most {int(limit)}")
+                raise ValueError(f"{what}: {title(node)} computes {size} bytes{of}, expected at most {int(limit)}")
             if fixed:
                 room -= size if sizes is not None and len(numbers) == len(sizes) else math.inf
         constants.update(node.output if fixed else ())

@@ -22,13 +22,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of
 from opgrad.onnx.graph.nodes import attributes_of, captured, needed, read_by, rename_inputs, sorted_nodes
 from opgrad.onnx.passes.removal import is_repeatable
 
 UNKNOWN_SIZE = 32  # the assumed length of an axis of unknown size, where bytes are compared
-WHO = "checkpoint_segments"
+SEGMENTS = "checkpoint_segments"  # the argument of public functions
 
 
 def size_of(graph: Graph, name: str) -> int:
@@ -102,10 +103,9 @@ def checkpoint(graph: Graph, forward: Sequence[str], segments: int | Sequence[st
     else:
         lost = [name for name in segments if name not in made]
         if lost:
-            raise ValueError(
-                f"{WHO}: no node between inputs and loss makes {' or '.join(map(repr, lost))}, "
-                "expected names of values inside the model"
-            )
+            names = " or ".join(map(repr, lost))
+            wrong = f"has {names}, which no node between inputs and loss makes, expected values inside the model"
+            raise ArgumentError(SEGMENTS, wrong)
         ends = sorted({made[name] for name in segments} - {len(before)})
     kept = {name for end in ends for name, place in made.items() if place <= end <= last_uses.get(name, -1)}
     for start, end in reversed(list(pairwise([0, *ends]))):

@@ -16,6 +16,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
+from opgrad.base import arguments
 from opgrad.base.files import json_object
 from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.facts import facts_of
@@ -171,6 +172,7 @@ NOT_LOWERED: Mapping[str, str] = {
 STOCK = ("BiasGelu", "FastGelu", "FusedMatMul", "Gelu", "QuickGelu", "SimplifiedLayerNormalization")
 
 
+@arguments.naming("lower")
 def lower(
     model: onnx.ModelProto | bytes | str | os.PathLike[str], *, operators: Collection[str] | None = None
 ) -> onnx.ModelProto:
@@ -188,15 +190,15 @@ def lower(
     Raises TypeError for another kind of model, FileNotFoundError, ValueError for a damaged model or an unknown name
     in `operators`, and NotImplementedError, naming the operator and the reason, where it has no such form.
     """
-    lowered = load(model, "lower", outside=False)
+    lowered = load(model, outside=False)
     lowered_names = {name for _, name in FORMS}
     if isinstance(operators, str):
-        raise TypeError(f"lower: operators is of type str, expected a collection of names such as [{operators!r}]")
+        raise TypeError(f"operators is of type str, expected a collection of names such as [{operators!r}]")
     for name in operators or ():
         if name in NOT_LOWERED:
-            raise NotImplementedError(f"lower: {name} has no form of plain operators: {NOT_LOWERED[name]}")
+            raise NotImplementedError(f"{name} has no form of plain operators: {NOT_LOWERED[name]}")
         if name not in lowered_names:
-            raise ValueError(f"lower: operators has {name!r}, expected names of opgrad.onnxruntime.LOWERED")
+            raise ValueError(f"operators has {name!r}, expected names of opgrad.onnxruntime.LOWERED")
     # The operators to lower or to complain about.
     names = frozenset(lowered_names - set(STOCK) | NOT_LOWERED.keys() if operators is None else operators)
     if any(_concerns(node, names) for node in model_nodes(lowered)):
@@ -242,7 +244,7 @@ class _Lowering:
         if self.feedback:
             entry = next((each for each in model.metadata_props if each.key == FEEDBACK), None)
             entry = entry or model.metadata_props.add(key=FEEDBACK)
-            noted = json_object(entry.value or "{}", f"lower: metadata {FEEDBACK} of the model")
+            noted = json_object(entry.value or "{}", f"metadata {FEEDBACK} of the model")
             entry.value = json.dumps({**noted, **self.feedback})
 
     def _graph(self, graph: onnx.GraphProto, main: onnx.GraphProto | None) -> None:
@@ -268,7 +270,7 @@ class _Lowering:
     ) -> None:
         """Turn a node into a call of a function. main: the graph, if its inputs are those of the model."""
         title = f"{node.op_type} (node {node.name!r})" if node.name else node.op_type
-        no_form = f"lower: {title} has no form of plain operators"
+        no_form = f"{title} has no form of plain operators"
         if node.op_type in NOT_LOWERED:
             raise NotImplementedError(f"{no_form}: {NOT_LOWERED[node.op_type]}")
         maker = producers.get(node.input[1]) if node.op_type == "MaxPoolGrad" and len(node.input) > 1 else None
@@ -280,7 +282,7 @@ class _Lowering:
             if main is None or buffer not in inputs:
                 continue
             if buffer in self.feedback.values():
-                raise NotImplementedError(f"lower: {title} writes into {buffer}, as another node does")
+                raise NotImplementedError(f"{title} writes into {buffer}, as another node does")
             node.output.extend([""] * (index + 1 - len(node.output)))
             taken = self.types.keys() | {name for each in main.node for name in each.output}
             name = node.output[index] = node.output[index] or free_name(f"{buffer}.next", taken)

@@ -27,14 +27,14 @@ TYPE = "cuda"  # of memory, as onnxruntime calls it
 ASSIGNED = "session.record_ep_graph_assignment_info"  # an option of sessions: which provider has a node
 
 
-def opened(name: str, who: str) -> "Device | None":
-    """The device of a name: None for "cpu". who: the caller, for messages.
+def opened(name: str) -> "Device | None":
+    """The device of a name: None for "cpu".
 
     Raises NotImplementedError for another name, RuntimeError where onnxruntime or this machine have no such device.
     """
     kind, colon, number = str(name).partition(":")
     if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
-        raise NotImplementedError(f"{who}: device is {name!r}, expected 'cpu', 'cuda' or 'cuda:0'")
+        raise NotImplementedError(f"device is {name!r}, expected 'cpu', 'cuda' or 'cuda:0'")
     if kind == "cpu":
         return None
     if CUDA not in onnxruntime.get_available_providers():
@@ -47,7 +47,7 @@ def opened(name: str, who: str) -> "Device | None":
                 return _device(int(number or 0))
         except driver.DriverError as error:
             problem = f"{error}; expected an NVIDIA GPU of this number and its driver"
-    raise RuntimeError(f"{who}: device is {name!r}, but {problem}; or device 'cpu'")
+    raise RuntimeError(f"device is {name!r}, but {problem}; or device 'cpu'")
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from opgrad.base.arguments import naming
 from opgrad.base.locks import once
 from opgrad.onnx.graph.conversion import LOADED_AS_FLOATS, compute_in_float32, has_halves
 from opgrad.onnx.graph.graph import Graph
@@ -150,7 +151,7 @@ class Evaluator:
 
     def __init__(self, artifacts: ArtifactSet, options: onnxruntime.SessionOptions, device: Device | None = None):
         self._artifacts, self._objective, self._device = artifacts, artifacts.objective, device
-        self._what = f"Evaluator: {artifacts.directory / FILES[1]}"
+        self._what = str(artifacts.directory / FILES[1])
         self.outputs = declared_outputs(artifacts.eval_model, self._objective.outputs)
         self._options = options
         self._reduction = _ReductionSearch(artifacts.eval_model).of(artifacts.loss) or BatchReduction()
@@ -183,6 +184,7 @@ class Evaluator:
         if self._classes:
             check_classes(arrays[objective.label], self._classes, objective.ignored, self._artifacts.label)
 
+    @naming("Evaluator")
     def evaluate(self, data: Examples, parameters: Mapping[str, Any], batch_size: int) -> Evaluation:
         """Loss and accuracy over a dataset.
 
@@ -221,12 +223,13 @@ class Evaluator:
         labels = found[self._compared[1]]
         return float(np.asarray(weights)[labels[self._counts(labels)]].sum(dtype=np.float64))
 
+    @naming("exported_accuracy")
     def exported_accuracy(self, model: str | PathLike[str], data: Dataset, batch_size: int = 512) -> float | None:
         """The accuracy of an exported model, in a session without opgrad's operators.
 
         model: the file. data, batch_size: as in `evaluate`. Returns None if the label is no class.
         """
-        what = f"exported_accuracy: {model}"
+        what = str(model)
         session = _stock(model, what)
         if not self._compared:
             return None
@@ -258,7 +261,7 @@ class Evaluator:
         rest = graph_between(source, list(outputs), declared_outputs(source, missing))
         if has_halves(source, LOADED_AS_FLOATS):  # the outputs are float32, then: see `_stock`
             compute_in_float32(rest, {each.name for each in outputs})
-        return _stock(rest, "exported_accuracy")
+        return _stock(rest, "the loss")
 
     def _count(self, found: Mapping[str, np.ndarray], weight: float) -> tuple[int, float]:
         """The number of right answers, and the number of answers that count."""
@@ -269,17 +272,16 @@ class Evaluator:
         return int((counts & (scores.argmax(axis=1) == labels)).sum()), int(counts.sum())
 
     def _counts(self, labels: np.ndarray) -> np.ndarray:
-        """Which labels count."""
         ignored = self._objective.ignored
         return labels != ignored if ignored is not None else np.ones(labels.shape, np.bool_)
 
 
 def _stock(model: str | PathLike[str] | onnx.ModelProto, what: str) -> onnxruntime.InferenceSession:
     """A session without opgrad's operators; it computes in float32 what onnxruntime's CPU has no kernels for."""
-    bare = model if isinstance(model, onnx.ModelProto) else read_model(model, what, outside=False)
+    bare = model if isinstance(model, onnx.ModelProto) else read_model(model, outside=False)
     folds, given = check_sizes(bare, what), bare.SerializeToString() if bare is model else model
     if bare is not model and has_halves(bare, LOADED_AS_FLOATS):
-        whole = read_model(model, what)
+        whole = read_model(model)
         compute_in_float32(whole)
         given = whole.SerializeToString()
     options = onnxruntime.SessionOptions()

@@ -58,7 +58,7 @@ def write_inference_model(
     """`export_model` for a graph, the values of its inputs but those of a batch, and names of outputs."""
     declared = declared_outputs(source, outputs)
     if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"export: there is no folder {path.parent}")
+        raise FileNotFoundError(f"there is no folder {path.parent}")
     _save(*_inference_model(source, source.graph.name or "inference", parameters, declared), path)
 
 
@@ -116,7 +116,7 @@ def _inference_model(
     given = {each.name: each for each in source.graph.input if each.name in parameters and each.name in read}
     for name, value in given.items():
         kind = value.type.tensor_type
-        array = rounded(parameters[name], kind.elem_type, f"export: the parameter {name!r}")
+        array = rounded(parameters[name], kind.elem_type, f"the parameter {name!r}")
         dims = [axis.dim_value for axis in kind.shape.dim]
         held[name] = tensor_of(name, array, kind.elem_type, dims) if kind.elem_type in FEW_BITS else array
     sizes = {name: each.size if isinstance(each, np.ndarray) else size_of(each) for name, each in held.items()}
@@ -139,7 +139,7 @@ def _model(source: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
 def _save(model: onnx.ModelProto, values: Mapping[str, Held], path: Path) -> None:
     """Check a model and write it to the file; beyond 2 GiB its large tensors go into a second file."""
     path = destination(path)
-    check_built(model, "export")
+    check_built(model)
     beside = f"{path.name}.data"
     with staged(path.parent, lambda _: [beside] if _keeps_in(path, beside) else [], path.name) as folder:
         write_whole(model, values, folder / path.name)
@@ -150,7 +150,7 @@ def _keeps_in(path: Path, beside: str) -> bool:
     if not path.is_file() or not path.with_name(beside).is_file():
         return False
     try:
-        tensors = read_model(path, "export", outside=False).graph.initializer
+        tensors = read_model(path, outside=False).graph.initializer
     except ValueError:
         return False
     kept = (entry for each in tensors if uses_external_data(each) for entry in each.external_data)

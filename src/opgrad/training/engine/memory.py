@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from opgrad.base.arguments import ArgumentError
 from opgrad.call import optim
 from opgrad.call.operators import gather_grad
-from opgrad.contract.signature import Operand
 from opgrad.cpu.kernels import optimizer as kernels
 from opgrad.cpu.kernels.several import sum_squares
 from opgrad.cpu.programs.optimizer import AdamWStep, adamw_in_place, sgd_in_place
@@ -44,7 +44,6 @@ Flat: TypeAlias = Any  # np.ndarray | DeviceArray [n], with the same operations
 
 
 def zeros_like(flat: Flat) -> Flat:
-    """Flat memory of the same size, which holds zeros."""
     return flat.device.array(flat.shape) if isinstance(flat, DeviceArray) else np.zeros_like(flat)
 
 
@@ -182,10 +181,9 @@ class AdamW(_FlatOptimizer):
     def __init__(self, parameters: Flat, gradients: Flat, learning_rate: float, rule: AdamWRule):
         self.first_moment, self.second_moment = zeros_like(parameters), zeros_like(parameters)
         arrays = parameters, gradients, self.first_moment, self.second_moment
-        alpha, beta = rule.alpha, rule.beta
 
-        def named(operands: Sequence[Operand], factors: int) -> dict[str, Any]:
-            return adamw_in_place(operands, alpha, beta, factors)
+        def named(operands: Any, factors: int) -> dict[str, Any]:
+            return adamw_in_place(operands, rule.alpha, rule.beta, factors)
 
         super().__init__(kernels.adamw, arrays, named, learning_rate, rule)
 
@@ -195,9 +193,7 @@ class AdamW(_FlatOptimizer):
         return {"momentum0": self.first_moment, "momentum1": self.second_moment}
 
     def _set_factors(self) -> None:
-        rule = self.rule
-        decay = rule.epsilon, rule.weight_decay, rule.adam_mode, bool(rule.correct_bias)
-        step = AdamWStep(float(self.learning_rate), self.steps, rule.alpha, rule.beta, *decay)
+        step = AdamWStep(float(self.learning_rate), self.steps, *self.rule.settings.values())
         self._factors[: kernels.CLIP] = step.factors()
 
 
@@ -208,9 +204,8 @@ def started(rule: Rule, parameters: Flat, gradients: Flat, learning_rate: float)
     return AdamW(parameters, gradients, learning_rate, rule)
 
 
-Lookups: TypeAlias = Mapping[
-    str, tuple[np.ndarray, np.ndarray]
-]  # by table: indices, and the gradient of what they name
+Rows: TypeAlias = tuple[np.ndarray, np.ndarray]  # indices of rows, and the gradient of each
+Lookups: TypeAlias = Mapping[str, Rows]  # by table
 KINDS = "parameter that is trained", "table that is trained"  # what names are of, and what patterns match
 INDICES, GRADIENT = "_rows.indices", "_rows.gradient"  # behind a table's name: outputs of the graph
 
@@ -243,7 +238,8 @@ def expose(model: onnx.ModelProto, gradients: dict[str, str], given: Sequence[st
         read_once = _is_lookup(readers, "Gather") and list(readers[0].input).count(name) == 1
         if not read_once or not _is_lookup(made, "GatherGrad"):
             kinds = ", ".join(sorted({node.op_type for node in readers}))
-            raise ValueError(f"row_wise: {name} is read by {kinds}, expected one Gather along its first axis alone")
+            wrong = f"has {name!r}, which is read by {kinds}, expected one Gather along its first axis alone"
+            raise ArgumentError("row_wise", wrong)
         _, indices, dy = made[0].input
         graph.node.remove(made[0])
         keep(graph.output, [value for value in graph.output if value.name != gradient])
@@ -273,7 +269,7 @@ class RowWise:
 
     def __init__(self, rest: SGD | AdamW, tables: Mapping[str, np.ndarray]):
         self._rest, self.tables = rest, tables
-        self.gradients: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.gradients: dict[str, Rows] = {}
         self.moments = {name: {each: np.zeros_like(table) for each in rest.moments} for name, table in tables.items()}
         self._last: Lookups = {}
         self._kept: list[Lookups] = []
@@ -302,7 +298,7 @@ class RowWise:
             parts = zip(processes.gather(rows), processes.gather(values), strict=True)
             self.gradients[name] = self._summed(name, list(parts))
 
-    def _summed(self, name: str, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    def _summed(self, name: str, parts: Sequence[Rows]) -> Rows:
         """The rows that indices of several parts name, and the sum of the gradients of each."""
         shape = self.tables[name].shape
         indices = np.concatenate([np.empty(0, np.int64), *(indices.reshape(-1) for indices, _ in parts)])
@@ -326,15 +322,7 @@ class RowWise:
             table, clipped = self.tables[name], values if factor == 1 else values * np.float32(factor)
             if isinstance(rule, AdamWRule):
                 first, second = (self.moments[name][each] for each in ("momentum0", "momentum1"))
-                settings = (
-                    rule.alpha,
-                    rule.beta,
-                    rule.epsilon,
-                    rule.weight_decay,
-                    rule.adam_mode,
-                    bool(rule.correct_bias),
-                )
-                optim.adam_rows(table, first, second, rows, clipped, rate, self._rest.steps, *settings)
+                optim.adam_rows(table, first, second, rows, clipped, rate, self._rest.steps, **rule.settings)
             else:
                 optim.sgd_rows(table, rows, clipped, rate)
         self.gradients = {}
@@ -493,10 +481,8 @@ class TrainingMemory:
     def moments(self) -> dict[str, dict[str, np.ndarray]]:
         """The optimizer's moments by parameter and by their names in a checkpoint."""
         assert self.optimizer is not None
-        return self._moments(self.optimizer, self.rows)
-
-    def _moments(self, optimizer: SGD | AdamW, rows: RowWise | None) -> dict[str, dict[str, np.ndarray]]:
-        return self._by_parameter({name: np.asarray(flat) for name, flat in optimizer.moments.items()}, rows)
+        flats = {name: np.asarray(flat) for name, flat in self.optimizer.moments.items()}
+        return self._by_parameter(flats, self.rows)
 
     def _by_parameter(self, flats: Mapping[str, np.ndarray], rows: RowWise | None) -> dict[str, dict[str, np.ndarray]]:
         # onnxruntime-training 1.19.2 loads the state of SGD only if it has a moment for every parameter: zeros.
@@ -544,7 +530,6 @@ class TrainingMemory:
 
 
 def _by_one_name(moments: Mapping[str, Arrays]) -> dict[str, np.ndarray]:
-    """The moments of all parameters under one name each."""
     return {f"{name}/{moment}": array for name, each in moments.items() for moment, array in each.items()}
 
 

@@ -186,6 +186,7 @@ class Trainer:
         "optimizer", "parameters", "rows", "statistics",
     )  # fmt: skip
 
+    @naming("Trainer")
     def __init__(
         self,
         artifacts: ArtifactSet,
@@ -196,22 +197,21 @@ class Trainer:
         loss_scale: float | str | None = None,
         device: str = "cpu",
     ):
-        on = opened(device, "Trainer")
+        on = opened(device)
         if options is None:
             options = session_options(get_num_threads())
         self.artifacts = artifacts
-        with naming("Trainer"):
-            _check_learning_rate(learning_rate)
-            self.loss_scale = None if loss_scale is None else LossScale(loss_scale)
-            model, constants = artifacts.training(in_halves=loss_scale is not None)
-            self._scales: Mapping[str, np.ndarray] = {}
-            gradients = dict(artifacts.gradients)
-            if self.loss_scale is not None:
-                if row_wise:
-                    raise ArgumentError("loss_scale", "and row_wise, expected one of them")
-                self._scales = scaled(model, gradients, self.loss_scale)
-                constants = {**constants, **self._scales}
-            row_wise = expose(model, gradients, row_wise)
+        _check_learning_rate(learning_rate)
+        self.loss_scale = None if loss_scale is None else LossScale(loss_scale)
+        model, constants = artifacts.training(in_halves=loss_scale is not None)
+        self._scales: Mapping[str, np.ndarray] = {}
+        gradients = dict(artifacts.gradients)
+        if self.loss_scale is not None:
+            if row_wise:
+                raise ArgumentError("loss_scale", "and row_wise, expected one of them")
+            self._scales = scaled(model, gradients, self.loss_scale)
+            constants = {**constants, **self._scales}
+        row_wise = expose(model, gradients, row_wise)
         written = written_inputs(model.graph)
         kinds = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
         frozen = {
@@ -222,8 +222,7 @@ class Trainer:
         memory = self._memory = TrainingMemory(checkpoint, unchanged=True, row_wise=row_wise)
         if on is not None:
             memory.move(on, written)
-        what = f"Trainer: {artifacts.title}"
-        self._graph = open_training(model, gradients, memory, constants, options, what, fuse)
+        self._graph = open_training(model, gradients, memory, constants, options, artifacts.title, fuse)
         self.evaluator = Evaluator(artifacts, options, on)
         self.optimizer: SGD | AdamW = memory.start(artifacts.rule, float(learning_rate))
         self.rows = memory.rows
@@ -245,9 +244,9 @@ class Trainer:
         return self.optimizer.learning_rate
 
     @learning_rate.setter
+    @naming("Trainer.learning_rate")
     def learning_rate(self, value: float) -> None:
-        with naming("Trainer.learning_rate"):
-            _check_learning_rate(value)
+        _check_learning_rate(value)
         self.optimizer.learning_rate = float(value)
 
     def step(self, batch: Mapping[str, np.ndarray]) -> float:
@@ -288,9 +287,10 @@ class Trainer:
         """Fill `gradients` for one batch and return its loss, like `step`, but leave the parameters alone."""
         return self._gradients_ahead(batch)()
 
+    @naming("Trainer.step")
     def _gradients_ahead(self, batch: Mapping[str, np.ndarray]) -> Callable[[], float]:
-        self._check("step", batch)
-        self._check_rows("step", Dataset(batch, self.artifacts.axes).rows)
+        self._check(batch)
+        self._check_rows(Dataset(batch, self.artifacts.axes).rows)
         return self._run([batch[spec.name] for spec in self.artifacts.inputs])
 
     def epoch(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
@@ -305,6 +305,7 @@ class Trainer:
             self.update()
             yield loss()
 
+    @naming("Trainer")
     def _run(self, values: list[np.ndarray] | None) -> Callable[[], float]:
         """Fill `gradients`; returns what waits for the loss."""
         bound = self._graph(values)
@@ -312,39 +313,40 @@ class Trainer:
             self.rows.give(dict(zip((spec.name for spec in bound.outputs), bound.results(), strict=True)))
         return bound.loss_ahead()
 
-    def _check(self, caller: str, arrays: Mapping[str, np.ndarray]) -> None:
+    def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Raise unless there is an array that fits for every input of the graph."""
         for spec in self.artifacts.inputs:
-            where = f"Trainer.{caller}: {spec.name}"
             if spec.name not in arrays:
-                raise ValueError(f"{where} is missing, expected an array for every input of the graph")
+                raise ValueError(f"{spec.name} is missing, expected an array for every input of the graph")
             array = arrays[spec.name]
             if not isinstance(array, np.ndarray) or array.dtype != spec.dtype:
                 found = getattr(array, "dtype", type(array).__name__)
-                raise TypeError(f"{where} is {found}, expected an array of {spec.dtype}")
+                raise TypeError(f"{spec.name} is {found}, expected an array of {spec.dtype}")
             if not fits(array.shape, spec.shape):
-                raise ValueError(f"{where} has shape {array.shape}, expected {show(spec.shape)}")
+                raise ValueError(f"{spec.name} has shape {array.shape}, expected {show(spec.shape)}")
         self.evaluator.check_labels(arrays)
 
-    def _check_rows(self, caller: str, rows: int) -> None:
+    def _check_rows(self, rows: int) -> None:
         """Raise ValueError if the graphs do not take batches of so many rows."""
         expected = self.artifacts.batch_rows
         if expected is not None and rows != expected:
-            raise ValueError(f"Trainer.{caller}: a batch has {rows} rows, expected {expected}, as the graphs say")
+            raise ValueError(f"a batch has {rows} rows, expected {expected}, as the graphs say")
 
+    @naming("Trainer.evaluate")
     def evaluate(self, data: Examples, batch_size: int = BATCH_ROWS) -> Evaluation:
         """Loss and accuracy of the present parameters; see `Evaluator`.
 
         Where the graphs take one number of rows alone, that is the batch size, and the data must be whole batches.
         """
         if isinstance(data, Dataset):
-            self._check("evaluate", data.arrays)
+            self._check(data.arrays)
             data = Dataset(data.arrays, self.artifacts.axes)
         batch_rows = self.artifacts.batch_rows
         if batch_rows is not None and data.rows % batch_rows:
-            raise ValueError(f"Trainer.evaluate: there are {data.rows} rows, expected whole batches of {batch_rows}")
+            raise ValueError(f"there are {data.rows} rows, expected whole batches of {batch_rows}")
         return self.evaluator.evaluate(data, self._memory.operands, batch_rows or batch_size)
 
+    @naming("export")
     def export(self, path: str | PathLike[str]) -> None:
         """Write the model with its present parameters as an ordinary ONNX inference model.
 
@@ -366,15 +368,16 @@ class Trainer:
             yield loss()
 
     def _batches(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[Callable[[], float]]:
-        self._check("epoch", data.arrays)
-        data = Dataset(data.arrays, self.artifacts.axes)
-        if batch_size < 1:
-            raise ValueError(f"Trainer.epoch: batch_size is {batch_size}, expected at least 1")
-        if len(order):
-            self._check_rows("epoch", min(batch_size, len(order)))
-            self._check_rows("epoch", len(order) % batch_size or batch_size)
-        if order.size and not 0 <= order.min() <= order.max() < data.rows:
-            raise ValueError(f"Trainer.epoch: order names other rows, expected 0 to {data.rows - 1}")
+        with naming("Trainer.epoch"):
+            self._check(data.arrays)
+            data = Dataset(data.arrays, self.artifacts.axes)
+            if batch_size < 1:
+                raise ArgumentError("batch_size", f"is {batch_size}, expected at least 1")
+            if len(order):
+                self._check_rows(min(batch_size, len(order)))
+                self._check_rows(len(order) % batch_size or batch_size)
+            if order.size and not 0 <= order.min() <= order.max() < data.rows:
+                raise ArgumentError("order", f"names other rows, expected 0 to {data.rows - 1}")
         yield from self.gradients_ahead(data, (order[at : at + batch_size] for at in range(0, len(order), batch_size)))
 
     def gradients_of(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[float]:
@@ -431,7 +434,6 @@ class Trainer:
 
 
 def _check_learning_rate(value: float) -> None:
-    """Raise ArgumentError if it is no learning rate."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ArgumentTypeError("learning_rate", f"is {type(value).__name__}, expected a number")
     if not 0 <= value < math.inf:

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -52,8 +52,7 @@ OF_SHAPES = (
 )  # fmt: skip
 
 Value: TypeAlias = Any  # np.ndarray | onnxruntime.OrtValue, which mypy does not know
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]  # by the names of inputs
-FirstRun: TypeAlias = Callable[[Callable[[], Shapes]], AbstractContextManager[Any]]
+Memory: TypeAlias = Mapping[str, np.ndarray | DeviceArray]  # by the names of inputs or outputs
 
 
 class _ChangingInput:
@@ -104,36 +103,25 @@ class _ChangingInput:
 
 
 class BoundGraph:
-    """A session that reads and writes fixed memory, except for the inputs and outputs of a call.
+    """A session of a model that reads and writes fixed memory, except for the inputs and outputs of a call.
 
-    fixed: the memory of inputs, by name; all other inputs are those of a call.
-    written: the memory of outputs, by name.
-    outputs: names of the outputs that a call returns.
-    who: the caller, and the name of the model, for messages.
-    first: a context manager around the first run. It is called with a function that returns the inputs' shapes, and
-    its value is the options of that run.
-    device: where the session computes, and that memory lies; None: the CPU.
+    The first run on the CPU compiles all kernels that are missing.
 
-    inputs: the specifications of a call's inputs, in the graph's order.
+    options, title, device: see `open_session`. inputs: the specifications of a call's inputs, in the graph's order.
+    outputs: those that a call returns. fixed: the memory of the other inputs, by name. written: the memory of outputs.
     """
 
     def __init__(
-        self,
-        session: onnxruntime.InferenceSession,
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
-        fixed: Mapping[str, np.ndarray | DeviceArray],
-        written: Mapping[str, np.ndarray | DeviceArray],
-        who: str,
-        first: FirstRun | None = None,
-        device: Device | None = None,
-    ):
-        self._first, self._who, self._device = first, who, device
+        self, model: onnx.ModelProto, options: onnxruntime.SessionOptions, title: str, inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec], fixed: Memory, written: Memory, device: Device | None = None,
+    ):  # fmt: skip
+        self._title, self._device = title, device
+        self._first = partial(first_run, model, options=options) if device is None else None
         self._options = onnxruntime.RunOptions() if device is not None else None
         if self._options is not None:
             self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self._session = session
+        self._session = session = open_session(model, options, title, device)
         self._fixed, self._written = dict(fixed), dict(written)  # keeps the memory alive
         self._binding = session.io_binding()
         self._slots = [_ChangingInput(spec, self._binding, device) for spec in self.inputs]
@@ -182,7 +170,7 @@ class BoundGraph:
                     self._session.run_with_iobinding(self._binding, options)
                 self._first = None
         except Exception as error:
-            raise run_error(error, self._who) from None
+            raise run_error(error, self._title) from None
         return self
 
     def loss_ahead(self) -> Callable[[], float]:
@@ -260,18 +248,18 @@ def borrowed(array: np.ndarray) -> onnxruntime.OrtValue:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def run_error(error: Exception, who: str) -> Exception:
+def run_error(error: Exception, title: str) -> Exception:
     """The exception to raise for a run that failed: ValueError if a kernel refused values or shapes."""
     kind = ValueError if private.node_refused(error) or type(error).__name__ == "InvalidArgument" else RuntimeError
-    return kind(f"{who}: {private.reason(error)}")
+    return kind(f"{title}: {private.reason(error)}")
 
 
 def run(
-    session: onnxruntime.InferenceSession, wanted: Sequence[str] | None, feeds: Mapping[str, Any], who: str
+    session: onnxruntime.InferenceSession, wanted: Sequence[str] | None, feeds: Mapping[str, Any], title: str
 ) -> list[np.ndarray]:
     """Run a session as its own `run` does, which takes no array of bfloat16, of two integers in a byte, or of a device.
 
-    who: the caller, and the name of the model, for messages. Raises what `run_error` tells.
+    title: the name of the model, for messages. Raises what `run_error` tells.
     """
     declared = [each for each in session.get_inputs() if each.name in feeds]
     try:
@@ -288,7 +276,7 @@ def run(
         session.run_with_iobinding(binding)
         return [each.numpy() for each in binding.get_outputs()]
     except Exception as error:
-        raise run_error(error, who) from None
+        raise run_error(error, title) from None
 
 
 def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
@@ -389,17 +377,17 @@ def _ignore(done: int, total: int) -> None:
 
 
 def open_session(
-    model: onnx.ModelProto, options: onnxruntime.SessionOptions, who: str, device: Device | None = None
+    model: onnx.ModelProto, options: onnxruntime.SessionOptions, title: str, device: Device | None = None
 ) -> onnxruntime.InferenceSession:
     """A session with opgrad's operators; operators without a kernel are lowered where that is possible.
 
-    who: the caller, and the name of the model, for messages. device: where it computes; None: on the CPU. Operators of
+    title: the name of the model, for messages. device: where it computes; None: on the CPU. Operators of
     opgrad's that have no CUDA kernel are lowered for a device; a RuntimeWarning names nodes that stay on the CPU.
     Raises NotImplementedError, which names the operator, if nobody has it, and ValueError if onnxruntime finds the
     model wrong, or if a value would be larger than `check_sizes` allows.
     """
     missing: list[str] = []
-    folds, providers = check_sizes(model, who), [CPU]
+    folds, providers = check_sizes(model, title), [CPU]
     if device is not None:
         used = {node.op_type for node in model.graph.node}
         cpu = {each.name for op in public_operators().values() if "cuda" not in op.support.backends for each in op.onnx}
@@ -411,9 +399,9 @@ def open_session(
             options.add_session_config_entry(devices.ASSIGNED, "1")
     while True:
         try:
-            session = loading.open_session(model.SerializeToString(), options, who, folds=folds, providers=providers)
+            session = loading.open_session(model.SerializeToString(), options, title, folds=folds, providers=providers)
             if device is not None:
-                _tell_nodes_elsewhere(session, who)
+                _tell_nodes_elsewhere(session, title)
             return session
         except ValueError as error:
             operator = private.unknown_operator(error)
@@ -421,35 +409,20 @@ def open_session(
                 raise
             name = operator.rpartition(":")[2]
             if name not in LOWERED or name in missing:
-                lack = f"{who}: the graph has the operator {operator}, which neither onnxruntime nor opgrad has"
+                lack = f"{title}: the graph has the operator {operator}, which neither onnxruntime nor opgrad has"
                 raise NotImplementedError(lack) from None
             missing.append(name)
             model = lower(model, operators=missing)
 
 
-def _tell_nodes_elsewhere(session: onnxruntime.InferenceSession, who: str) -> None:
+def _tell_nodes_elsewhere(session: onnxruntime.InferenceSession, title: str) -> None:
     """Warn of the nodes that run on the CPU, but for those that compute shapes."""
     parts = [each for each in session.get_provider_graph_assignment_info() if each.ep_name == CPU]
     found = Counter(node.op_type for part in parts for node in part.get_nodes() if node.op_type not in OF_SHAPES)
     if found:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(found.items()))
-        text = f"{who}: nodes that have no CUDA kernel run on the CPU, and their arrays are copied: {names}"
+        text = f"{title}: nodes that have no CUDA kernel run on the CPU, and their arrays are copied: {names}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-def open_bound(
-    model: onnx.ModelProto,
-    options: onnxruntime.SessionOptions,
-    who: str,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    fixed: Mapping[str, np.ndarray | DeviceArray],
-    written: Mapping[str, np.ndarray | DeviceArray],
-    device: Device | None = None,
-) -> BoundGraph:
-    """A session that is bound to memory, see `BoundGraph`; its first run compiles all kernels that are missing."""
-    first = partial(first_run, model, options=options) if device is None else None
-    return BoundGraph(open_session(model, options, who, device), inputs, outputs, fixed, written, who, first, device)
 
 
 def open_training(
@@ -458,7 +431,7 @@ def open_training(
     memory: TrainingMemory,
     constants: Mapping[str, np.ndarray],
     options: onnxruntime.SessionOptions,
-    who: str,
+    title: str,
     fuse: bool = True,
 ) -> BoundGraph:
     """A training graph that reads parameters from memory, and writes the gradients of a batch there.
@@ -482,7 +455,7 @@ def open_training(
             del node.output[1:]
     if device is None:
         begin(model, options)
-    return open_bound(model, options, who, inputs, outputs, fixed, written, device)
+    return BoundGraph(model, options, title, inputs, outputs, fixed, written, device)
 
 
 def session_options(threads: int, patterns: bool = True) -> onnxruntime.SessionOptions:

@@ -60,7 +60,7 @@ class Packing:
     def _claim(self, name: str) -> None:
         """Reserve a name that an input or output of the step must have. Raises ValueError if the graph has it."""
         if self.body.free(name) != name:
-            raise ValueError(f"export_step: the graph has a value {name!r}, which is the name of an input of the step")
+            raise ValueError(f"the graph has a value {name!r}, which is the name of an input of the step")
 
     def section(self, tensors: Sequence[StateTensor]) -> Value:
         """The values of consecutive tensors in an input, in float32."""
@@ -125,7 +125,6 @@ class Packing:
         return name
 
     def put_out(self) -> None:
-        """Turn the new values of all inputs into outputs."""
         for part in self.layout.parts:
             pieces: list[Value] = []
             taken = 0
@@ -142,7 +141,6 @@ class Packing:
         return flat[0] if len(flat) == 1 else self.body.concat(*flat)
 
     def finish(self) -> None:
-        """Add what was written to the graph."""
         graph = self.model.graph
         graph.node.extend(self.body.nodes)
         graph.initializer.extend(self.body.initializers)
@@ -234,8 +232,8 @@ def stepped(rule: StepRule, slots: Sequence[Slot], rate: Value, count: Value) ->
     if not isinstance(rule, AdamWRule):
         return [_stepped(rule, slot, rate) for slot in slots]
     scalars = (rate, *corrections(rate, count, (rule.alpha, rule.beta), bool(rule.correct_bias)))
-    names, found = ("alpha", "beta", "epsilon", "weight_decay", "adam_mode"), list[New]()
-    settings = {name: getattr(rule, name) for name in names}
+    settings = {name: value for name, value in rule.settings.items() if name != "correct_bias"}
+    found = list[New]()
     for each in slots:
         first, second = each.moments
         found.append(adamw_step(each.parameter, first, second, each.gradient, scalars, **settings))
@@ -394,7 +392,6 @@ def seed_dropout(packing: Packing, types: Mapping[str, onnx.TypeProto]) -> None:
 
 
 def _write(body: Body, node: onnx.NodeProto, start: Value, types: Mapping[str, onnx.TypeProto]) -> None:
-    """Append what computes a node's result and its mask."""
     declared = types.get(node.input[0])
     x = Value(body, node.input[0], declared.tensor_type.elem_type if declared is not None else None)
     ratio = Value(body, node.input[1]).cast(FLOAT).scalar() if node.input[1] else body.number(RATIO, start.cast(FLOAT))

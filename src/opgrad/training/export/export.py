@@ -17,7 +17,7 @@ from opgrad.base.files import check_destinations, destination, new_file, sha256_
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
 from opgrad.training.export.building import ACCURACY, LOSS, RATE, SEED, SHARE, STEP, UPDATE, Labels
-from opgrad.training.export.layout import GRADIENTS, WHO, Constants, layout_of
+from opgrad.training.export.layout import GRADIENTS, Constants, layout_of
 from opgrad.training.export.plain import only_plain_imports
 from opgrad.training.export.rules import MOMENTS, NAMES, StepRule
 from opgrad.training.files.artifact_set import ArtifactSet, tensor_spec
@@ -41,7 +41,7 @@ class Exported:
     files: Mapping[str, Path]
 
 
-@naming(WHO)
+@naming("export_step")
 def export_step(
     artifacts: ArtifactSet | str | PathLike[str], output: str | PathLike[str], *, optimizer: StepRule | None = None,
     clip_norm: float | None = None, checkpoint: Checkpoint | str | PathLike[str] | None = None,
@@ -92,14 +92,12 @@ def export_step(
         made[EVALUATION] = export.forward({found.loss: LOSS} | scores, export.labels)
     if INFERENCE in models:
         if not scores:
-            raise ValueError(f"{WHO}: the inference model is asked for, but the loss compares no scores with a label")
+            raise ValueError("the inference model is asked for, but the loss compares no scores with a label")
         made[INFERENCE] = export.forward(scores, None)
     return export.write(target, made, held)
 
 
 class _Export:
-    """One run of `export_step`."""
-
     def __init__(
         self, artifacts: ArtifactSet, rule: StepRule, dtype: np.dtype[Any], opset: int | None, *, flat: bool,
         accumulate: bool, inline: bool,
@@ -108,9 +106,7 @@ class _Export:
         # The dtype of the trainable parameters.
         found = sorted({array.dtype.name for array in artifacts.trainable.values()})
         if len(found) != 1 or found[0] not in PRESENT:
-            raise NotImplementedError(
-                f"{WHO}: the parameters are {', '.join(found)}, expected one of {', '.join(PRESENT)}"
-            )
+            raise NotImplementedError(f"the parameters are {', '.join(found)}, expected one of {', '.join(PRESENT)}")
         self._present = found[0]
         model, held = artifacts.training()
         self._constants = Constants({**artifacts.frozen, **held, **artifacts.constants}, artifacts.files)
@@ -119,7 +115,7 @@ class _Export:
         self._opset = opset_of(self._gradients.model)
         updated = self._gradients.statistics
         if lack := sorted(updated.keys() - artifacts.frozen.keys()):
-            raise NotImplementedError(f"{WHO}: the graph writes into {', '.join(lack)}, expected frozen parameters")
+            raise NotImplementedError(f"the graph writes into {', '.join(lack)}, expected frozen parameters")
         statistics = {name: each for name, each in artifacts.frozen.items() if name in updated}
         for name in updated:
             del self._constants.arrays[name]
@@ -130,7 +126,6 @@ class _Export:
     # --- models ---
 
     def step(self, outputs: Collection[str]) -> onnx.ModelProto:
-        """The model of the step. outputs: see `export_step`."""
         artifacts, graph = self._artifacts, self._gradients.model.graph
         known = {name for node in graph.node for name in node.output}
         labels = self.labels if ACCURACY in outputs else None
@@ -140,7 +135,7 @@ class _Export:
         wanted = [*outputs, *([labels.scores] if labels else [])]
         if lack := [name for name in wanted if name not in known]:
             raise ValueError(
-                f"{WHO}: the training graph computes no {lack[0]!r}; ask the evaluation model for it, or name one of "
+                f"the training graph computes no {lack[0]!r}; ask the evaluation model for it, or name one of "
                 f"its values such as {', '.join(sorted(known)[:4])}"
             )
         named = {artifacts.loss: LOSS} | {name: name for name in outputs}
@@ -160,7 +155,7 @@ class _Export:
         only_plain_imports(model)
         model.producer_name = "opgrad"
         if model.ByteSize() > LARGEST_MODEL:
-            raise ValueError(f"{WHO}: the model has more than 2 GiB with its frozen parameters")
+            raise ValueError("the model has more than 2 GiB with its frozen parameters")
         onnx.checker.check_model(with_inputs(model))
         return model
 
@@ -171,7 +166,7 @@ class _Export:
         values = checkpoint.parameters if checkpoint else {**self._artifacts.trainable, **self._artifacts.frozen}
         for each in self.layout.weights:
             if each.name not in values or values[each.name].shape != each.shape:
-                raise ValueError(f"{WHO}: the checkpoint has no {each.name!r} of shape {each.shape}")
+                raise ValueError(f"the checkpoint has no {each.name!r} of shape {each.shape}")
         dtype = self.layout.weights[0].dtype
         trainable, statistics = (
             {each.name: values[each.name].astype(dtype) for each in own}
@@ -268,5 +263,4 @@ def _tensor(value: onnx.ValueInfoProto) -> dict[str, Any]:
 
 
 def file_entry(path: Path) -> dict[str, Any]:
-    """Name, size and SHA-256 of a file."""
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256_of([path])}

@@ -19,8 +19,6 @@ from opgrad.training.files import weights
 from opgrad.training.files.checkpoint_tables import raw
 from opgrad.training.files.tensor_values import HUGE, ValuesFile, is_placeholder, placeholder, refer, tensor_of
 
-WHO = "export_step"
-
 
 class Constants:
     """Values that become initializers of exported models.
@@ -83,9 +81,7 @@ def _beside(path: Path, folder: Path, output: Path) -> Path:
     if path.parent == folder or (target.exists() and target.samefile(path)):
         return path
     if target.exists() and sha256_of([target]) != sha256_of([path]):
-        raise ValueError(
-            f"{WHO}: {target} is another file than {path}, of which it would be a copy: choose a new folder"
-        )
+        raise ValueError(f"{target} is another file than {path}, of which it would be a copy: choose a new folder")
     copied_file(folder / path.name, path)
     return folder / path.name
 
@@ -105,12 +101,10 @@ class StateTensor:
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it takes."""
         return self.size * self.dtype.itemsize
 
     @property
@@ -134,21 +128,17 @@ class Carried:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of its tensors."""
         return self.tensors[0].dtype
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it takes."""
         return sum(each.nbytes for each in self.tensors)
 
     @property
     def element_type(self) -> int:
-        """Its TensorProto.DataType."""
         return helper.np_dtype_to_tensor_dtype(self.dtype)
 
     def value(self) -> onnx.ValueInfoProto:
-        """The declaration of the input."""
         return helper.make_tensor_value_info(self.input, self.element_type, self.shape)
 
 
@@ -166,17 +156,14 @@ class StateLayout:
 
     @property
     def accumulates(self) -> bool:
-        """Whether it has sums of gradients."""
         return any(each.kind == GRADIENTS for each in self.parts)
 
     @property
     def trainable(self) -> list[StateTensor]:
-        """The trainable parameters."""
         return [each for each in self.tensors if each.kind == PARAMETERS]
 
     @property
     def statistics(self) -> list[StateTensor]:
-        """The running statistics of batch normalizations."""
         return [each for each in self.tensors if each.kind == STATISTICS]
 
     @property
@@ -194,7 +181,6 @@ class StateLayout:
         return list(found.values())
 
     def sums(self, group: Sequence[StateTensor]) -> list[StateTensor]:
-        """The sums of the gradients of parameters."""
         names = {each.name for each in group}
         return [each for part in self.parts for each in part.tensors if each.kind == GRADIENTS and each.name in names]
 

@@ -17,7 +17,7 @@ from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.onnx.plain.lowering import DOMAIN
 from opgrad.onnx.plain.quantized import DEFAULTS
 from opgrad.onnxruntime import LOWERED, lower
-from opgrad.training.export.layout import WHO, Constants
+from opgrad.training.export.layout import Constants
 from opgrad.training.make.checks import sentence
 from opgrad.training.make.outputs import inferred_model
 
@@ -42,9 +42,9 @@ def plain_model(model: onnx.ModelProto, opset: int | None) -> onnx.ModelProto:
     try:
         typed = inferred_model(inlined)
     except onnx.shape_inference.InferenceError as error:
-        raise ValueError(f"{WHO}: the graph is wrong: {sentence(error)}") from None
+        raise ValueError(f"the graph is wrong: {sentence(error)}") from None
     use_internal_losses(typed)
-    raise_opset(typed, opset or LEAST, WHO)
+    raise_opset(typed, opset or LEAST)
     if opset is not None and opset_of(typed) > opset:
         raise ArgumentError("opset", f"is {opset}, expected {opset_of(typed)} at least, which the graph needs")
     lowered = lower(typed, operators=LOWERED)
@@ -56,7 +56,7 @@ def plain_model(model: onnx.ModelProto, opset: int | None) -> onnx.ModelProto:
             lack.add(":".join(filter(None, (node.domain, node.op_type))))
     if lack:
         raise NotImplementedError(
-            f"{WHO}: the graph has {', '.join(sorted(lack))}, of which there is no form of plain ONNX operators: "
+            f"the graph has {', '.join(sorted(lack))}, of which there is no form of plain ONNX operators: "
             "export the model without fusions, or write the node with operators of ai.onnx"
         )
     return lowered
@@ -93,7 +93,6 @@ class BlockProduct:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row."""
         return self.blocks * self.block * self.bits // BYTE
 
 
@@ -110,7 +109,7 @@ def use_blocks(model: onnx.ModelProto, constants: Constants, opset: int | None) 
     if not products or (opset is not None and opset < BLOCKS):
         return
     if opset_of(model) < BLOCKS:
-        raise_opset(model, opset or BLOCKS, WHO)
+        raise_opset(model, opset or BLOCKS)
         products = _products(model, values)
     writer = _BlockWriter(model, constants, values)
     written = {each.node.output[0]: each for each in products}

@@ -20,6 +20,7 @@ import onnx
 from onnx import TensorProto, helper
 from onnx.helper import get_attribute_value, tensor_dtype_to_np_dtype
 
+from opgrad.base.arguments import naming
 from opgrad.base.files import finish_interrupted
 from opgrad.base.locks import once
 from opgrad.onnx.graph.conversion import compute_in_float32, evaluating, in_float32, is_half, written_inputs
@@ -69,6 +70,11 @@ class AdamWRule:
             raise ValueError(f"AdamWOptimizer: adam_mode is {self.adam_mode}, expected 0 or 1")
         if self.adam_mode == 0 and not self.correct_bias:
             raise ValueError("AdamWOptimizer: correct_bias is 0, expected 1 with adam_mode 0")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The attributes without max_norm."""
+        return {name: getattr(self, name) for name in ADAMW}
 
 
 Rule = SGDRule | AdamWRule
@@ -378,6 +384,7 @@ class ArtifactSet:
     in_halves: bool = False
 
     @classmethod
+    @naming("ArtifactSet")
     def load(cls, directory: str | PathLike[str]) -> "ArtifactSet":
         """Read an artifact set.
 
@@ -390,18 +397,19 @@ class ArtifactSet:
         finish_interrupted(folder)
         _check_folder(folder)
         training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
-        checkpoint, what = read_checkpoint(checkpoint_file), f"ArtifactSet: {training_model}"
-        training, values = read_apart(training_model, "ArtifactSet")
+        checkpoint, what = read_checkpoint(checkpoint_file), str(training_model)
+        training, values = read_apart(training_model)
         if not training.graph.output:
             raise ValueError(f"{what} has no outputs, expected the loss")
         check_parameters(_specs(training.graph, what), checkpoint.trainable, checkpoint.frozen)
         gradients = without_accumulators(training, what)
-        evaluation, others = read_apart(eval_model, "ArtifactSet")
-        rule = read_rule(read_model(optimizer_model, "ArtifactSet"))
+        evaluation, others = read_apart(eval_model)
+        rule = read_rule(read_model(optimizer_model))
         models, parameters = (training, evaluation), (checkpoint.trainable, checkpoint.frozen)
         return cls.of(folder, models, gradients, {**others, **values}, rule, parameters)
 
     @classmethod
+    @naming("ArtifactSet")
     def of(
         cls,
         directory: Path,
@@ -504,18 +512,16 @@ def _check_folder(folder: Path) -> None:
     """Raise unless there is a folder with the files of a set."""
     if folder.is_file():
         if not _missing(folder.parent):
-            raise NotADirectoryError(
-                f"ArtifactSet: {folder} is a file, expected the folder of its set, {folder.parent}"
-            )
+            raise NotADirectoryError(f"{folder} is a file, expected the folder of its set, {folder.parent}")
         raise NotADirectoryError(
-            f"ArtifactSet: {folder} is a file, expected the folder of an artifact set; of a model "
+            f"{folder} is a file, expected the folder of an artifact set; of a model "
             f"`{_maker(folder)} -o FOLDER` makes one"
         )
     if missing := _missing(folder):
         models = sorted(folder.glob("*.onnx"))
         model = models[0] if len(models) == 1 else Path("MODEL.onnx")
         raise FileNotFoundError(
-            f"ArtifactSet: {folder} has no {', '.join(missing)}; of a model `{_maker(model)} -o {quote(str(folder))}` "
+            f"{folder} has no {', '.join(missing)}; of a model `{_maker(model)} -o {quote(str(folder))}` "
             "makes these files"
         )
 

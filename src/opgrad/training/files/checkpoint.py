@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from opgrad.base import files
+from opgrad.base import arguments, files
 from opgrad.training.files import checkpoint_tables, mapped_files, weights
 
 BESIDE = r"{}(\.[0-9a-f]{{16}})?\.data"  # names of files with the values of a checkpoint
@@ -170,6 +170,7 @@ class Checkpoint:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+@arguments.naming("read_checkpoint")
 def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     """Read a checkpoint file of onnxruntime-training 1.19 or of `write_checkpoint`, or weights of an exported step.
 
@@ -182,7 +183,7 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     """
     path = Path(path)
     if not path.exists() and not (files.finish_interrupted(path.parent) and path.exists()):
-        raise FileNotFoundError(f"read_checkpoint: there is no file {path}")
+        raise FileNotFoundError(f"there is no file {path}")
     try:
         content, root, outside = read_files(path)
         if root is not None:
@@ -194,11 +195,7 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
         groups = {"group0": OptimizerGroup(held.step, held.learning_rate, moments)} if moments else {}
         return Checkpoint(held.trainable, held.statistics, groups)
     except checkpoint_tables.Damaged as damage:
-        raise ValueError(f"read_checkpoint: {path} {damage}") from None
-    except files.NoFile as error:
-        raise ValueError(f"read_checkpoint: {error}") from None
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"read_checkpoint: {error}") from None
+        raise ValueError(f"{path} {damage}") from None
 
 
 def _checkpoint(root: checkpoint_tables.Values, outside: memoryview) -> Checkpoint:
@@ -265,6 +262,7 @@ def _unique(items: Iterable[tuple[str, T]]) -> dict[str, T]:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
+@arguments.naming("write_checkpoint")
 def write_checkpoint(checkpoint: Checkpoint, path: str | PathLike[str], *, external_data: bool | None = None) -> None:
     """Write a checkpoint file, which onnxruntime-training 1.19 opens too.
 
@@ -283,26 +281,26 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | PathLike[str], *, exter
     """
     path = Path(path)
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"write_checkpoint: there is no folder {path.parent}")
+        raise FileNotFoundError(f"there is no folder {path.parent}")
     if path.is_dir():
-        raise IsADirectoryError(f"write_checkpoint: {path} is a folder")
+        raise IsADirectoryError(f"{path} is a folder")
     path, root = files.destination(path), _root(checkpoint)
     needed, largest = checkpoint_tables.size(root), checkpoint_tables.LARGEST
     if external_data is False and needed > largest:
-        raise ValueError(f"write_checkpoint: {path} needs {needed} bytes, expected at most {largest}")
+        raise ValueError(f"{path} needs {needed} bytes, expected at most {largest}")
     replace_files(path, root, outside=bool(external_data or needed > largest) and not checkpoint.nominal)
 
 
 def _root(checkpoint: Checkpoint) -> checkpoint_tables.Values:
     if twice := checkpoint.trainable.keys() & checkpoint.frozen.keys():
-        raise ValueError(f"write_checkpoint: {min(twice)!r} is both trainable and frozen")
+        raise ValueError(f"{min(twice)!r} is both trainable and frozen")
     empty, groups = checkpoint.nominal, []
     for name, group in checkpoint.optimizers.items():
         moments = [
             {"parameter": _text("name", parameter), "tensors": [_tensor(*each) for each in arrays.items()]}
             for parameter, arrays in group.moments.items()
         ]
-        rate = as_float32(f"write_checkpoint: learning_rate of {name!r}", group.learning_rate)
+        rate = as_float32(f"learning_rate of {name!r}", group.learning_rate)
         step = _integer(f"step of {name!r}", group.step)
         groups.append({"name": _text("name", name), "step": step, "learning_rate": rate, "moments": moments})
     bag: checkpoint_tables.Values = {"integers": [], "floats": [], "texts": []}
@@ -313,7 +311,7 @@ def _root(checkpoint: Checkpoint) -> checkpoint_tables.Values:
         elif isinstance(value, numbers.Integral | np.bool_):
             bag["integers"].append({"name": key, "value": _integer(what, value)})
         else:
-            bag["floats"].append({"name": key, "value": as_float32(f"write_checkpoint: {what}", value)})
+            bag["floats"].append({"name": key, "value": as_float32(f"{what}", value)})
     return {
         "version": checkpoint_tables.VERSION,
         "model": {
@@ -328,31 +326,31 @@ def _root(checkpoint: Checkpoint) -> checkpoint_tables.Values:
 
 def _tensor(name: str, array: np.ndarray, empty: bool = False) -> checkpoint_tables.Values:
     if not isinstance(array, np.ndarray | np.generic):
-        raise TypeError(f"write_checkpoint: {name!r} is {type(array).__name__}, expected a NumPy array")
+        raise TypeError(f"{name!r} is {type(array).__name__}, expected a NumPy array")
     array = np.asarray(array)  # arithmetic on arrays without dimensions gives NumPy scalars, which are no arrays
     element_type = checkpoint_tables.element_type(array.dtype)
     if element_type is None:
         expected = ", ".join(map(str, checkpoint_tables.ELEMENT_TYPES.values()))
-        raise TypeError(f"write_checkpoint: {name!r} has dtype {array.dtype}, expected one of {expected}")
+        raise TypeError(f"{name!r} has dtype {array.dtype}, expected one of {expected}")
     values = {"name": _text("name", name), "dims": list(array.shape), "element_type": element_type, "data": array}
     return values | {"dims": [], "data": np.empty(0, array.dtype)} if empty else values
 
 
 def _text(what: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"write_checkpoint: {what} {value!r} is {type(value).__name__}, expected str")
+        raise TypeError(f"{what} {value!r} is {type(value).__name__}, expected str")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"write_checkpoint: {what} {value!r} cannot be encoded in UTF-8") from None
+        raise ValueError(f"{what} {value!r} cannot be encoded in UTF-8") from None
     return value
 
 
 def _integer(what: str, value: Any) -> int:
     if not isinstance(value, numbers.Integral | np.bool_):
-        raise TypeError(f"write_checkpoint: {what} is {type(value).__name__}, expected int")
+        raise TypeError(f"{what} is {type(value).__name__}, expected int")
     if not -(2**63) <= int(value) < 2**63:
-        raise ValueError(f"write_checkpoint: {what} is {value}, which int64 cannot hold")
+        raise ValueError(f"{what} is {value}, which int64 cannot hold")
     return int(value)
 
 

@@ -106,7 +106,6 @@ CHECKPOINT: Layout = {
 
 
 def tensors(root: Values) -> Iterator[Values]:
-    """All tensors in a root table."""
     model = root["model"]
     yield from (*model["trainable"], *model["frozen"])
     for group in root["optimizers"]:
@@ -150,7 +149,6 @@ def aligned(count: int) -> int:
 
 
 def is_one(content: Content) -> bool:
-    """Whether a file has the identifier of a checkpoint."""
     return len(content) >= 8 and bool(BufferHasIdentifier(content, 0, IDENTIFIER))
 
 

@@ -22,7 +22,6 @@ from numpy.lib import format as npy
 
 from opgrad.base.files import open_regular
 
-WHO = "ArtifactSet"
 ROWS = "rows"  # the name for a variable batch size that has none in the graph
 
 
@@ -65,12 +64,12 @@ def located(inputs: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], int |
     ]
     own = [spec for spec in inputs if spec not in shared]
     if not own:
-        raise ValueError(f"{WHO}: the training graph has no inputs beside the parameters, expected data")
+        raise ValueError("the training graph has no inputs beside the parameters, expected data")
     common = _common(own)
     own = [replace(spec, axis=spec.shape.index(common) if common in spec.shape else 0) for spec in own]
     fixed = sorted({spec.rows for spec in own if isinstance(spec.rows, int)})
     if not _multiples(fixed) or (len(fixed) > 1 and any(spec.axis for spec in own)):
-        raise NotImplementedError(f"{WHO}: the inputs have {fixed} rows, expected one number of them")
+        raise NotImplementedError(f"the inputs have {fixed} rows, expected one number of them")
     found = {spec.name: replace(spec, axis=None) for spec in shared}
     for spec in own:
         shape, axis = list(spec.shape), spec.axis or 0
@@ -116,7 +115,6 @@ DELIMITERS = ";\t,"  # tried in this order, because a comma may be part of a nam
 
 
 def array_names(path: Path) -> list[str]:
-    """The names of the arrays in an .npz file."""
     with _archive(path) as archive:
         return list(_members(archive, path))
 
@@ -140,7 +138,6 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array in an .npy file."""
     with open_regular(path) as file:
         return _read_array(file, os.fstat(file.fileno()).st_size, str(path))
 

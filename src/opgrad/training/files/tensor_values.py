@@ -55,22 +55,22 @@ def _taken_out(
     return [placeholder(each.name, each) if each.name in apart else each for each in graph.initializer], apart
 
 
-def read_apart(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, Held]]:
+def read_apart(path: Path) -> tuple[onnx.ModelProto, dict[str, Held]]:
     """A model from a file with placeholders for its huge initializers, and these by name, mapped if in other files.
 
     Raises what `read_model` raises.
     """
-    model = read_model(path, who, outside=False)
-    return model, taken_apart(model, path, who)
+    model = read_model(path, outside=False)
+    return model, taken_apart(model, path)
 
 
-def taken_apart(model: onnx.ModelProto, path: Path, who: str) -> dict[str, Held]:
+def taken_apart(model: onnx.ModelProto, path: Path) -> dict[str, Held]:
     """Take the values out of the huge initializers that a model keeps in other files, and read the smaller ones.
 
     model: changed; it has placeholders then. path: its file. Returns the values by name, mapped.
     """
     apart = dict[str, Held]()
-    with naming_outside(path, who):
+    with naming_outside(path):
         for tensor in model.graph.initializer:
             if not uses_external_data(tensor):
                 continue
@@ -87,13 +87,13 @@ def taken_apart(model: onnx.ModelProto, path: Path, who: str) -> dict[str, Held]
             found = found if found.flags.aligned else np.array(found)
             apart[tensor.name] = found if tensor.data_type in FEW_BITS else found.reshape(tuple(tensor.dims))
             tensor.CopyFrom(placeholder(tensor.name, tensor))
-    read_outside(model, path, who, is_placeholder)
+    read_outside(model, path, is_placeholder)
     return apart
 
 
-def read_shared(source: Source, who: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def read_shared(source: Source) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """A model for a session, and the values of initializers that became inputs of it, by name; see `shared`."""
-    return (read_model(source, who), {}) if isinstance(source, bytes) else shared(*read_apart(Path(source), who))
+    return (read_model(source), {}) if isinstance(source, bytes) else shared(*read_apart(Path(source)))
 
 
 def shared(model: onnx.ModelProto, values: Mapping[str, Held]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -148,7 +148,6 @@ def placeholder(name: str, held: Held) -> TensorProto:
 
 
 def is_placeholder(tensor: TensorProto) -> bool:
-    """Whether the values of this initializer are apart."""
     return uses_external_data(tensor) and tensor.external_data[0].value == APART
 
 

@@ -49,7 +49,6 @@ def encode_tensors(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str
 
 
 def data(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """The bytes of arrays behind each other."""
     return b"".join(np.ascontiguousarray(array).tobytes() for array in tensors.values())
 
 

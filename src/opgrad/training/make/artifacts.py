@@ -48,7 +48,7 @@ from opgrad.training.make.blocks import (
 from opgrad.training.make.checks import listed, quantity, refused_inputs, refused_types
 from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
 from opgrad.training.make.outputs import cut_maps, cut_note
-from opgrad.training.make.selection import WHO, Candidates, Selection, select, torn_note
+from opgrad.training.make.selection import Candidates, Selection, select, torn_note
 from opgrad.training.make.tensors import part_statistics
 from opgrad.training.make.tensors import untie as copy_shared
 from opgrad.training.make.trainability import softmax_before_loss
@@ -91,16 +91,16 @@ def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelPro
     Raises TypeError, ValueError, FileNotFoundError.
     """
     if isinstance(model, str | os.PathLike):
-        return read_apart(Path(model), WHO)
+        return read_apart(Path(model))
     if not isinstance(model, onnx.ModelProto):
-        raise TypeError(f"{WHO}: model is of type {type(model).__name__}, expected onnx.ModelProto or a path")
+        raise TypeError(f"model is of type {type(model).__name__}, expected onnx.ModelProto or a path")
     if model.ByteSize() > LARGEST_MODEL:
-        raise ValueError(f"{WHO}: model has {model.ByteSize()} bytes, expected at most {LARGEST_MODEL}; give its path")
+        raise ValueError(f"model has {model.ByteSize()} bytes, expected at most {LARGEST_MODEL}; give its path")
     outside = [each.name for each in model.graph.initializer if uses_external_data(each)]
     if outside:
-        raise ValueError(f"{WHO}: model keeps {listed(outside)} in another file; give its path, or load these tensors")
+        raise ValueError(f"model keeps {listed(outside)} in another file; give its path, or load these tensors")
     own, apart = without_huge(model)
-    check_and_repair(own, f"{WHO}: model")
+    check_and_repair(own, "model")
     return own, apart
 
 
@@ -178,7 +178,7 @@ def convert(path: Path, library: str | None) -> None:
     try:
         from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
     except ImportError as error:
-        raise NotImplementedError(f"{WHO}: ORT format needs the converter of onnxruntime: {error}") from None
+        raise NotImplementedError(f"ORT format needs the converter of onnxruntime: {error}") from None
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             convert_onnx_models_to_ort(
@@ -191,7 +191,7 @@ def convert(path: Path, library: str | None) -> None:
         from opgrad.onnxruntime.private import BEFORE_FATAL, reason
 
         raise NotImplementedError(
-            f"{WHO}: the installed onnxruntime cannot convert {path.name} to ORT format "
+            f"the installed onnxruntime cannot convert {path.name} to ORT format "
             f"({reason(error).rpartition(BEFORE_FATAL)[2]}); leave ORT format out, and run python -m {CONVERTER} "
             "where the onnxruntime is installed that shall read it"
         ) from None
@@ -269,7 +269,7 @@ class Artifacts:
         return "\n".join(lines)
 
 
-@naming(WHO)
+@naming("generate_artifacts")
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str],
     requires_grad: Sequence[str] | str | None = None, frozen_params: Sequence[str] | str | None = None,
@@ -308,7 +308,7 @@ def generate_artifacts(
     library = None if custom_op_library is None else library_file(custom_op_library)
     folder = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path()
     if not folder.is_dir():
-        raise FileNotFoundError(f"{WHO}: there is no folder {folder}")
+        raise FileNotFoundError(f"there is no folder {folder}")
     if not isinstance(prefix, str) or Path(prefix + "checkpoint").name != prefix + "checkpoint":
         raise ArgumentError("prefix", f"is {prefix!r}, expected the beginning of file names, without folders")
     files = Files(folder, prefix, bool(nominal_checkpoint), bool(ort_format), library)
@@ -320,11 +320,11 @@ def generate_artifacts(
     result = described(files.folder, files.write(made), made)
     logger.info("%s", result)
     for note in result.notes:
-        logger.warning("%s: %s", WHO, note)
+        logger.warning("generate_artifacts: %s", note)
     return result
 
 
-@naming(WHO)
+@naming("generate_artifacts")
 def models_of(
     model: onnx.ModelProto | str | os.PathLike[str],
     requires_grad: Sequence[str] | str | None = None, frozen_params: Sequence[str] | str | None = None,
@@ -343,12 +343,12 @@ def models_of(
         raise ArgumentError("batch_norm", f"is {batch_norm!r}, expected 'model', 'train' or 'freeze'") from None
     own, apart = _own(model)
     if refusal := refused_inputs(own.graph):
-        raise ValueError(f"{WHO}: {refusal}")
+        raise ValueError(refusal)
     cut = cut_maps(own)
-    forms.normalize(own, WHO)
+    forms.normalize(own)
     had, accessor = [each.name for each in own.graph.output], ModelAccessor(own, apart=apart)
     if statistics == BatchNorm.TRAIN:
-        forms.train(own, WHO)
+        forms.train(own)
     elif statistics == BatchNorm.FREEZE:
         conversion.freeze(own, list(conversion.batch_norms(own)))
     if names is None:  # where maps are cut off, the loss takes the tensors in their places alone
@@ -363,7 +363,7 @@ def models_of(
         nodes = [node for node in conversion.batch_norms(own) if conversion.trains(node, opset)]
         conversion.freeze(own, [node for node in nodes if held.issuperset(node.input[3:5])])
     wanted = [*outputs, *more]
-    models = training_models(accessor, wanted, chosen.trainable, chosen.frozen, WHO, checkpoint_segments, precision)
+    models = training_models(accessor, wanted, chosen.trainable, chosen.frozen, checkpoint_segments, precision)
     note_outputs(models.evaluation, had)
     if optimizer is None:
         return Made(models, None, chosen, cut)
@@ -388,7 +388,8 @@ def _called(loss: Block, names: Sequence[str]) -> list[str]:
     except TypeError as error:
         text = f"says what the loss takes: {kind} cannot take {listed(names)}: {error}"
         raise ArgumentError("loss_input_names", text) from None
-    return names_of(loss(*names), kind)
+    with naming(kind):
+        return names_of(loss(*names))
 
 
 def _block(what: str, given: Any, kinds: type[Enum], module: ModuleType) -> Block | None:

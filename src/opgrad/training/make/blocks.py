@@ -140,7 +140,6 @@ def empty_base(opset_version: int | None = None) -> AbstractContextManager[Model
 
 
 def empty_model(opset_version: int | None = None) -> onnx.ModelProto:
-    """A model without nodes."""
     opsets = [
         helper.make_opsetid(MICROSOFT, 1),
         helper.make_opsetid("", opset_version or defs.onnx_opset_version()),
@@ -171,7 +170,6 @@ def library_file(path: str | bytes | os.PathLike[str]) -> str:
 
 
 def type_name(element_type: int | None) -> str:
-    """The name of an element type in messages."""
     return TensorProto.DataType.Name(element_type) if element_type else "unknown"
 
 
@@ -217,12 +215,12 @@ class Block(ABC):
         finally:
             accessor.blocks.pop()
         if not accessor.blocks:
-            check_built(accessor.model, self._who)
+            with naming(self._who):
+                check_built(accessor.model)
         return output
 
     @property
     def _who(self) -> str:
-        """The name of the block, for messages."""
         return type(self).__name__
 
 
@@ -240,7 +238,8 @@ class ForwardBlock(Block):
         accessor = current()
         output = self._built(accessor, args, kwargs)
         self._model = inferred_model(self.base)
-        set_outputs(self._model, names_of(output, self._who), self._who)
+        with naming(self._who):
+            set_outputs(self._model, names_of(output))
         accessor.model.CopyFrom(self._model)
         accessor.forget()
         return output
@@ -252,11 +251,11 @@ class ForwardBlock(Block):
         return self._model
 
 
-def names_of(output: Any, who: str) -> list[str]:
+def names_of(output: Any) -> list[str]:
     """What a block returned, as a list of names. Raises TypeError for anything else."""
     names = [output] if isinstance(output, str) else list(output) if isinstance(output, Iterable) else []
     if not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{who}: build returned {output!r}, expected the name of a value, or several")
+        raise TypeError(f"build returned {output!r}, expected the name of a value, or several")
     return names
 
 
@@ -276,19 +275,15 @@ def float_type(name: str) -> int:
     """The element type of a value. Raises ValueError if it is known and no float type."""
     kind = current().element_type(name)
     if kind is not None and kind not in FLOATS:
-        raise ValueError(
-            f"{current().blocks[-1]}: {name!r} has elements of type {type_name(kind)}, expected a float type"
-        )
+        raise ValueError(f"{name!r} has elements of type {type_name(kind)}, expected a float type")
     return kind or TensorProto.FLOAT
 
 
 def number(what: str, value: float, kind: int, shape: Sequence[int] = ()) -> str:
-    """An initializer with one number."""
     return array(what, np.full(shape, value, np.float64), kind)
 
 
 def array(what: str, values: Any, kind: int) -> str:
-    """An initializer with these numbers."""
     accessor, values = current(), np.asarray(values)
     return accessor.constant(accessor.fresh(what), kind, values.shape, values.ravel().tolist())
 
@@ -302,7 +297,7 @@ class _Binary(Block):
         first, second = (current().element_type(name) for name in names)
         if first and second and first != second:
             raise ValueError(
-                f"{type(self).__name__}: {input_name1!r} has elements of type {type_name(first)} and {input_name2!r} "
+                f"{input_name1!r} has elements of type {type_name(first)} and {input_name2!r} "
                 f"of type {type_name(second)}, expected one type; blocks.Cast converts them"
             )
         return append(type(self).__name__, names)
@@ -406,7 +401,7 @@ class InputLike(Block):
         kind = accessor.element_type(self._like)
         if kind is None:
             values = [each.name for each in (*accessor.model.graph.input, *accessor.model.graph.output)]
-            raise LookupError(f"InputLike: no value {self._like!r} of a known type{near(self._like, values)}")
+            raise LookupError(f"no value {self._like!r} of a known type{near(self._like, values)}")
         return accessor.input(input_name or accessor.fresh("input"), kind, accessor.sizes(self._like))
 
 
@@ -452,15 +447,14 @@ def weights(argument: str, values: Any) -> np.ndarray | None:
 def scores_type(name: str) -> int:
     """The element type of a value. Raises LookupError if there is no such value, ValueError if it is no float type."""
     accessor = current()
-    block = accessor.blocks[-1]
     if not accessor.has_value(name):
         values = [name for node in accessor.model.graph.node for name in node.output]
-        raise LookupError(f"{block}: the graph has no value {name!r}{near(name, values)}")
+        raise LookupError(f"the graph has no value {name!r}{near(name, values)}")
     kind = accessor.element_type(name)
     if kind is None:
-        raise ValueError(f"{block}: nothing tells the type of {name!r}, expected it in the graph's value_info")
+        raise ValueError(f"nothing tells the type of {name!r}, expected it in the graph's value_info")
     if kind not in FLOATS:
-        raise ValueError(f"{block}: {name!r} has elements of type {type_name(kind)}, expected a float type")
+        raise ValueError(f"{name!r} has elements of type {type_name(kind)}, expected a float type")
     return kind
 
 
@@ -473,8 +467,7 @@ def target_like(scores: str, target: str) -> tuple[str, str]:
     found = accessor.element_type(target)
     if found not in (None, kind, wide):
         raise ValueError(
-            f"{accessor.blocks[-1]}: {target!r} has elements of type {type_name(found)}, expected {type_name(kind)}, "
-            f"that of {scores!r}"
+            f"{target!r} has elements of type {type_name(found)}, expected {type_name(kind)}, that of {scores!r}"
         )
     return scores, target
 
@@ -528,10 +521,10 @@ class _Optimizer(ForwardBlock):
         """
         kinds = {each.data_type for each in parameters[0]}
         if not kinds:
-            raise ValueError(f"{self._who}: no parameter is trainable, expected one at least")
+            raise ValueError("no parameter is trainable, expected one at least")
         if len(kinds) > 1:
             names = " and ".join(sorted(map(type_name, kinds)))
-            raise ValueError(f"{self._who}: the trainable parameters have elements of types {names}, expected one type")
+            raise ValueError(f"the trainable parameters have elements of types {names}, expected one type")
         kind, accessor = kinds.pop(), current()
         accessor.input("learning_rate", TensorProto.FLOAT, [1])
         accessor.input("step", TensorProto.INT64, [1])

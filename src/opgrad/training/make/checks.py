@@ -11,12 +11,15 @@ from opgrad.onnx.graph.messages import HALVES, domain_of, without_large
 from opgrad.onnx.graph.nodes import all_nodes, is_known
 
 
-def check_built(model: onnx.ModelProto, who: str) -> None:
-    """Raise ValueError if a graph does not hold together: names that nothing makes, or that are made twice."""
+def check_built(model: onnx.ModelProto, what: str = "the model") -> None:
+    """Raise ValueError if a graph does not hold together: names that nothing makes, or that are made twice.
+
+    what: the model's name, for messages.
+    """
     try:
         checker.check_model(without_values(model))
     except checker.ValidationError as error:
-        raise ValueError(f"{who}: the model is wrong: {sentence(error)}") from None
+        raise ValueError(f"{what} is wrong: {sentence(error)}") from None
 
 
 def refused_inputs(graph: onnx.GraphProto) -> str | None:

@@ -28,14 +28,14 @@ LEAST_IR_VERSION = 4  # before this version every initializer has to be an input
 RESULTS = ("running_mean", "running_var", "saved_mean", "saved_inv_std")
 
 
-def normalize(model: onnx.ModelProto, who: str) -> None:
+def normalize(model: onnx.ModelProto) -> None:
     """Bring a model into the form for training, in place.
 
     It then has at least opset 12, correct declared shapes, no inputs with default values, no weights in functions, and
     unique names.
     """
     if opset_of(model) < LEAST_OPSET:
-        conversion.raise_opset(model, LEAST_OPSET, who)
+        conversion.raise_opset(model, LEAST_OPSET)
     hoist_constants(model, RULES)
     model.ir_version = max(model.ir_version, LEAST_IR_VERSION)
     held = {each.name for each in model.graph.initializer}
@@ -58,10 +58,10 @@ def statistics(model: onnx.ModelProto, training: bool = False) -> list[str]:
     )
 
 
-def train(model: onnx.ModelProto, who: str) -> None:
+def train(model: onnx.ModelProto) -> None:
     """Set all batch normalizations to training mode, in which they use the statistics of the batch."""
     if opset_of(model) < conversion.TRAINING_MODE_FROM and any(conversion.batch_norms(model)):
-        conversion.raise_opset(model, conversion.TRAINING_MODE_FROM, who)
+        conversion.raise_opset(model, conversion.TRAINING_MODE_FROM)
     for node in conversion.batch_norms(model):
         conversion.set_training_mode(node, 1, opset_of(model))
 

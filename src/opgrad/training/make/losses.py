@@ -89,7 +89,7 @@ class _Classes(Block):
             return 1
         rank = len(sizes)
         if rank < 2:
-            raise ValueError(f"{self._who}: {scores!r} has {rank} axes, expected rows of a score for each class")
+            raise ValueError(f"{scores!r} has {rank} axes, expected rows of a score for each class")
         if self._class_axis is not None:
             if not -rank <= self._class_axis < rank or self._class_axis % rank == 0:
                 raise ArgumentError("class_axis", f"is {self._class_axis}, expected 1 to {rank - 1}, or from the end")
@@ -114,7 +114,7 @@ class _Classes(Block):
             return
         if given is not None and len(given) != len(sizes) - 1:
             raise ValueError(
-                f"{self._who}: the labels {labels!r} have {len(given)} axes, expected {len(sizes) - 1}: those of "
+                f"the labels {labels!r} have {len(given)} axes, expected {len(sizes) - 1}: those of "
                 f"{scores!r} without that of the classes"
             )
         classes = sizes[axis]

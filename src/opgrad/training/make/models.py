@@ -99,7 +99,7 @@ class TrainingModels:
 
 
 def training_models(
-    accessor: ModelAccessor, outputs: Sequence[str], trainable: Collection[str], frozen: Collection[str], who: str,
+    accessor: ModelAccessor, outputs: Sequence[str], trainable: Collection[str], frozen: Collection[str],
     checkpoint_segments: Segments = None, precision: str = FLOAT32, ends: Sequence[str] = (),
 ) -> TrainingModels:  # fmt: skip
     """Build training and eval model.
@@ -114,9 +114,7 @@ def training_models(
     if precision not in PRECISIONS:
         raise ArgumentError("precision", f"is {precision!r}, expected 'float32' or 'model'")
     if not trainable:
-        raise ValueError(
-            f"{who}: nothing is trainable, expected at least one parameter or input that requires a gradient"
-        )
+        raise ValueError("nothing is trainable, expected at least one parameter or input that requires a gradient")
     known: Graph | None = accessor.graph()
     model, graph = accessor.model, accessor.model.graph
     for node in [node for node in graph.node if node.op_type == "Constant" and not domain_of(node)]:
@@ -136,7 +134,7 @@ def training_models(
                 type_name = TensorProto.DataType.Name(kinds[name])
                 raise ArgumentError(what, f"has {name!r} with elements of type {type_name}, expected a float type")
     values = {**accessor.apart, **detach(model)}
-    set_outputs(model, outputs, who, known)
+    set_outputs(model, outputs, known)
     known = declare_types(model)
     held = take_parameters(model, {*trainable, *frozen})
     evaluation = forms.evaluated(model, known)
@@ -145,14 +143,9 @@ def training_models(
         changed = {each.name for each in held} & {*trainable, *forms.statistics(model, training=True)}
         known = None if compute_in_float32(model, changed) else known
         held = [widened(each, values) if each.name in changed else each for each in held]
-    try:
-        constants = [tensor_of(each.name, values.get(each.name, each)) for each in held if each.data_type not in FLOATS]
-        ends = [*ends, *names_in(checkpoint_segments)]
-        made = training_graph(model, outputs[0], order, constants, ends, known)
-        training = made.model(checkpoint_segments)
-    except (ValueError, NotImplementedError) as error:
-        kind = ValueError if isinstance(error, ValueError) else NotImplementedError
-        raise kind(f"{who}: {str(error).removeprefix('gradients: ')}") from None
+    constants = [tensor_of(each.name, values.get(each.name, each)) for each in held if each.data_type not in FLOATS]
+    made = training_graph(model, outputs[0], order, constants, [*ends, *names_in(checkpoint_segments)], known)
+    training = made.model(checkpoint_segments)
     _add_bytes(training, values)
     trained, kept = ([each for each in held if each.name in names] for names in (trainable, frozen))
     return TrainingModels(training, evaluation, trained, kept, values, made)

@@ -55,26 +55,26 @@ def value_info(forward: Graph, name: str) -> onnx.ValueInfoProto | None:
     return helper.make_tensor_value_info(name, kind, forward.sizes(name)) if kind else None
 
 
-def set_outputs(model: onnx.ModelProto, names: Sequence[str], who: str, known: Graph | None = None) -> None:
+def set_outputs(model: onnx.ModelProto, names: Sequence[str], known: Graph | None = None) -> None:
     """Replace the outputs of a graph by these. Raises LookupError for a name that has no value or an unknown type.
 
     known: a graph with the types of values.
     """
     graph, forward = model.graph, Graph(model, known=known)
     before = {each.name: each for each in graph.output}
-    found = [_output(forward, before, name, who) for name in dict.fromkeys(names)]
+    found = [_output(forward, before, name) for name in dict.fromkeys(names)]
     keep(graph.output, found)
     keep(graph.value_info, [each for each in graph.value_info if each.name not in set(names)])
 
 
-def _output(forward: Graph, before: dict[str, onnx.ValueInfoProto], name: str, who: str) -> onnx.ValueInfoProto:
+def _output(forward: Graph, before: dict[str, onnx.ValueInfoProto], name: str) -> onnx.ValueInfoProto:
     graph = forward.graph
     values = {*forward.producers, *(each.name for each in graph.input), *forward.initializers}
     if name not in values and name not in before:
-        raise LookupError(f"{who}: the graph has no value {name!r} to be an output{near(name, values)}")
+        raise LookupError(f"the graph has no value {name!r} to be an output{near(name, values)}")
     found = value_info(forward, name) or before.get(name)
     if found is None:
-        raise LookupError(f"{who}: nothing tells the type of {name!r}, expected it in the graph's value_info")
+        raise LookupError(f"nothing tells the type of {name!r}, expected it in the graph's value_info")
     return found
 
 
@@ -99,7 +99,6 @@ def cut_maps(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def cut_note(output: str, tensor: str) -> str:
-    """The note about an output that `cut_maps` replaced."""
     return f"ZipMap, which makes maps for the output {output!r}, is cut off; {tensor!r} is the output that is trained"
 
 

@@ -32,7 +32,6 @@ from opgrad.training.make.tensors import (
     tensors_of,
 )
 
-WHO = "generate_artifacts"
 # The places of tensors among the inputs of operators that return their numbers, in parts or in sequences.
 PARTS = {
     **dict.fromkeys(("Split", "SplitToSequence", "SequenceAt"), (0,)),
@@ -484,12 +483,12 @@ def select(
     frozen, by_pattern = set(held), {*matched, *frozen_by_pattern}
     if requires_grad is None:
         if not candidates.weights:
-            raise ValueError(f"{WHO}: {no_weights(forward.model)}")
+            raise ValueError(no_weights(forward.model))
         depended = reaching(forward, loss)
         matched = [name for name in candidates.weights if name in depended]
         if not matched:
             known = listed(candidates.weights)
-            raise ValueError(f"{WHO}: the loss {loss!r} depends on no weight of the model, of which it has {known}")
+            raise ValueError(f"the loss {loss!r} depends on no weight of the model, of which it has {known}")
         frozen |= set(candidates.statistics)
     trainable = {*named, *(name for name in matched if name not in frozen)}
     frozen |= {name for name in forms.statistics(model, training=True) if name in tensors} - trainable

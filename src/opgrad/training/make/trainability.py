@@ -82,10 +82,10 @@ def trainability(model: onnx.ModelProto, apart: dict[str, Held] | None = None) -
         return None
     opset, nodes, apart = opset_of(model), len(model.graph.node), apart or {}
     try:
-        check_built(model, "inspect")
-        forms.normalize(model, "inspect")
+        check_built(model)
+        forms.normalize(model)
     except (NotImplementedError, ValueError) as error:
-        return Trainability(opset, nodes, problems=[str(error).removeprefix("inspect: ")])
+        return Trainability(opset, nodes, problems=[str(error)])
     part_statistics(model, apart)
     cut = cut_maps(model)
     candidates, forward = Candidates(model, apart), Graph(model)
@@ -107,7 +107,7 @@ def trainability(model: onnx.ModelProto, apart: dict[str, Held] | None = None) -
         try:
             problems, attention = outlook(model, floats, trainable)
         except (NotImplementedError, ValueError) as error:
-            problems = [str(error).removeprefix("gradients: ")]
+            problems = [str(error)]
     refusals = (refused_types(candidates.tensors[name].data_type for name in trainable), refused_inputs(model.graph))
     return Trainability(
         opset=opset,

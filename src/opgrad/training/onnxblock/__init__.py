@@ -116,15 +116,16 @@ class TrainingBlock(Block):
         Raises what `build` raises; ValueError, LookupError and NotImplementedError, see `generate_artifacts`.
         """
         accessor = current()
-        forms.normalize(accessor.model, self._who)
+        with naming(self._who):
+            forms.normalize(accessor.model)
         accessor.forget()
         output = self._built(accessor, args, kwargs)
         trainable, frozen = (
             [name for name, grad in self._grad_names.items() if grad is kind] for kind in (True, False)
         )
-        outputs, segments = names_of(output, self._who), self.checkpoint_segments
         with naming(self._who):
-            self._models = training_models(accessor, outputs, trainable, frozen, self._who, segments, self.precision)
+            outputs, segments = names_of(output), self.checkpoint_segments
+            self._models = training_models(accessor, outputs, trainable, frozen, segments, self.precision)
         accessor.model.CopyFrom(self._models.whole()[0])
         accessor.forget()
         return output

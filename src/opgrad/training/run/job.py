@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from opgrad.base.arguments import naming
 from opgrad.base.files import check_destinations, new_file, staged
 from opgrad.base.terminal import sentence
 from opgrad.cpu.runtime.threads import get_num_threads
@@ -114,7 +115,6 @@ def load_data(artifacts: ArtifactSet, recipe: Recipe, file: Path | None) -> Data
 
 
 def split(data: Dataset, recipe: Recipe) -> tuple[Dataset, Dataset | None, Dataset]:
-    """Training, validation and test rows."""
     training, test = data.split(recipe.test_rows or max(1, data.rows // 5), recipe.split_seed)
     rows = recipe.validation_rows(training.rows)
     if not rows:
@@ -210,10 +210,11 @@ def train(
     return run
 
 
+@naming("train")
 def check_device(device: str, processes: OneProcess) -> None:
     """Raise what `Trainer` raises for a device, and NotImplementedError for several processes on one."""
-    if opened(device, "train") is not None and processes.is_group:
-        raise NotImplementedError(f"train: device is {device!r}, expected 'cpu' for {processes.size} processes")
+    if opened(device) is not None and processes.is_group:
+        raise NotImplementedError(f"device is {device!r}, expected 'cpu' for {processes.size} processes")
 
 
 def write_metrics(run: Trained, name: str, test_loss: float | None, values: Mapping[str, Any]) -> None:
@@ -352,7 +353,6 @@ def metrics(run: Run) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of what trains."""
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,

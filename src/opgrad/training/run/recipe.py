@@ -155,7 +155,6 @@ def _is_part(value: Any) -> bool:
 
 
 def is_count(value: Any, least: int, most: int = MOST) -> bool:
-    """Whether a value is a whole number between these."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 

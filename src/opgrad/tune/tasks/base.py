@@ -16,7 +16,7 @@ from opgrad.tune import outputs
 from opgrad.tune.examples import RowData, TokenData, TokenExamples
 from opgrad.tune.language_model import LABELS, WEIGHTS, LanguageModel, read
 from opgrad.tune.lora import Adapter
-from opgrad.tune.tokenizer import WHO, Tokenizer
+from opgrad.tune.tokenizer import Tokenizer
 
 DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
 TRAIN_ON = "assistant"
@@ -153,7 +153,7 @@ class Write(Task):
         found = TokenExamples(data, model.tokenizer, model.max_length, train_on, skip_bad)
         if model.tokenizer.size > model.base.vocabulary:
             raise ValueError(
-                f"{WHO}: the tokenizer has {model.tokenizer.size} tokens, expected at most {model.base.vocabulary}, "
+                f"the tokenizer has {model.tokenizer.size} tokens, expected at most {model.base.vocabulary}, "
                 "for which the model has scores"
             )
         return found

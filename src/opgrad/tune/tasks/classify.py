@@ -26,7 +26,7 @@ from opgrad.tune.options import require
 from opgrad.tune.tasks import encoder
 from opgrad.tune.tasks.base import TaskModel
 from opgrad.tune.tasks.embed import retrieved, texts_of
-from opgrad.tune.tokenizer import WHO, folder_of, read_json
+from opgrad.tune.tokenizer import folder_of, read_json
 
 SCORES, WEIGHT, BIAS = "logits", "classifier.weight", "classifier.bias"  # of a new head
 FIRST = ("text", "sentence", "text1", "sentence1", "premise", "query", "question")
@@ -45,7 +45,7 @@ class HeadTask(encoder.EncoderTask):
 
     def read(self, file: Path) -> LanguageModel:
         """The graph from tokens to scores."""
-        what, folder = f"{WHO}: {file}", folder_of(file)
+        what, folder = str(file), folder_of(file)
 
         def choose(ranks: Mapping[str, int]) -> str:
             return SCORES if ranks.get(SCORES) == 2 else encoder.output_of(ranks, None, what)
@@ -82,11 +82,9 @@ class HeadTask(encoder.EncoderTask):
         return replace(base, model=model, loss=LOSS), {encoder.LABELS: spec, **encoder.text_inputs(base)}
 
     def labels_spec(self) -> TensorSpec:
-        """The input of what is learned."""
         raise NotImplementedError
 
     def loss_of(self, scores: Value, labels: Value) -> Value:
-        """The loss of scores."""
         raise NotImplementedError
 
 
@@ -149,7 +147,6 @@ class Classify(HeadTask):
         return TensorSpec(encoder.LABELS, np.dtype(np.int64), ("batch",))
 
     def loss_of(self, scores: Value, labels: Value) -> Value:
-        """The mean, weighted by the classes."""
         body = scores.body
         weights = body.constant(np.array(self.weights, np.float32)) if self.weights else None
         if not self.several:
@@ -234,11 +231,9 @@ class Rank(HeadTask):
         return read_pairs
 
     def labels_spec(self) -> TensorSpec:
-        """Whether a query and its texts belong together."""
         return TensorSpec(encoder.LABELS, np.dtype(np.float32), ("batch", "texts"))
 
     def loss_of(self, scores: Value, labels: Value) -> Value:
-        """The mean over pairs, or over queries."""
         body = scores.body
         rows = scores.reshape(body.concat(body.ints([-1]), labels.shape(0, 1))).transpose(1, 0)
         if self.loss == "binary":

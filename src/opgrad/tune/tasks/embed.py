@@ -27,7 +27,7 @@ from opgrad.tune.lora import DRAW
 from opgrad.tune.options import require
 from opgrad.tune.tasks import encoder
 from opgrad.tune.tasks.base import TaskModel
-from opgrad.tune.tokenizer import WHO, folder_of, read_json
+from opgrad.tune.tokenizer import folder_of, read_json
 
 GRADIENT = "gradient"  # an input of the graph of a chunk: that of the loss by its vectors
 
@@ -47,14 +47,14 @@ class CachedTrainer(Trainer):
         super().__init__(artifacts, *given)
         self._vectors, self._labels, self._chunk = vectors, labels, chunk
         options = given[1]
-        self._contrast = open_session(gradients(contrast, LOSS, vectors), options, WHO)
+        self._contrast = open_session(gradients(contrast, LOSS, vectors), options, "the loss")
         encoding = copied(artifacts.evaluation)
         del encoding.graph.output[:]
         encoding.graph.output.add().name = vectors
         keep(encoding.graph.node, needed(list(encoding.graph.node), [vectors]))
         keep(encoding.graph.input, [each for each in encoding.graph.input if each.name in read_by(encoding.graph.node)])
         import_microsoft(encoding)
-        self._encoder = open_session(encoding, options, WHO)
+        self._encoder = open_session(encoding, options, "the encoder")
 
     def gradients_ahead(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[Callable[[], float]]:
         for rows in batches:
@@ -94,11 +94,11 @@ class CachedTrainer(Trainer):
         known = {item.name for item in self._encoder.get_inputs()}
         for _, arrays in parts:
             feeds = {name: array for name, array in {**fixed, **arrays}.items() if name in known}
-            found.append(run(self._encoder, [self._vectors], feeds, WHO)[0])
+            found.append(run(self._encoder, [self._vectors], feeds, "the encoder")[0])
         vectors = np.empty((sum(map(len, found)), found[0].shape[1]), np.float32)
         vectors[np.concatenate([rows for rows, _ in parts])] = np.concatenate(found)
         given = {self._vectors: vectors, self._labels: batch[self._labels]}
-        loss, gradient = run(self._contrast, [LOSS, f"{self._vectors}_grad"], given, WHO)
+        loss, gradient = run(self._contrast, [LOSS, f"{self._vectors}_grad"], given, "the loss")
         return float(loss), gradient
 
 
@@ -143,7 +143,7 @@ class Embed(encoder.EncoderTask):
 
     def read(self, file: Path) -> LanguageModel:
         """The graph from tokens to vectors of length 1."""
-        what = f"{WHO}: {file}"
+        what = str(file)
         base = read(file, lambda ranks: encoder.output_of(ranks, self.pooling, what))
         pooling = self.pooling or encoder.pooling_of(folder_of(file))
         if pooling is None and base.logits not in encoder.SENTENCE:

@@ -18,7 +18,7 @@ from opgrad.tune.examples import REASONS, RowData, Told, padded
 from opgrad.tune.language_model import ENCODED, LanguageModel
 from opgrad.tune.lines import Lines
 from opgrad.tune.tasks.base import DEFAULTS, Task, TaskModel
-from opgrad.tune.tokenizer import WHO, read_json
+from opgrad.tune.tokenizer import read_json
 
 POOLINGS = ("mean", "cls", "last")
 # What configurations of sentence-transformers' poolings call these.
@@ -67,7 +67,7 @@ def pooling_of(folder: Path) -> str | None:
     listed = json.loads(path.read_bytes()) if path.is_file() else [{"type": "Pooling", "path": "1_Pooling"}]
     modules = {str(each.get("type", "")).rpartition(".")[2]: str(each.get("path", "")) for each in listed}
     if "Dense" in modules:
-        raise NotImplementedError(f"{WHO}: {folder} has a module Dense behind its pooling, expected none")
+        raise NotImplementedError(f"{folder} has a module Dense behind its pooling, expected none")
     config = read_json(folder / modules.get("Pooling", "1_Pooling") / "config.json")
     named = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     found = [MODES.get(each, each) for each in named or filter(None, [config.get("pooling_mode")])]

@@ -154,7 +154,6 @@ class Twice(Lines):
             yield from ((2 * number - 1, place, line), (2 * number, place, line))
 
     def where(self, number: int) -> str:
-        """Where the pair came from."""
         return super().where((number + 1) // 2)
 
     def object(self, line: bytes, number: int, kinds: str) -> dict[str, Any]:
