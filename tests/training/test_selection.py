@@ -94,6 +94,23 @@ def test_single_numbers_with_names_of_parameters_are_told(tmp_path):
     assert (made.trainable, made.notes) == (("v", "w", "alpha"), ())
 
 
+def test_scales_by_roots_of_sizes_and_epsilons_are_not_told(tmp_path):
+    """Attention divides its scores by sqrt(d), or queries and keys by its root; another number may be a temperature."""
+    text = """g (float[n, 5, 16] x) => (float[n, 5, 3] scores) {
+        e = Mul(x, embedding)  q = MatMul(e, v)  k = MatMul(e, w)
+        h = Reshape(q, heads)  i = Reshape(k, heads)  j = Transpose<perm = [0, 2, 1, 3]>(h)  r = Mul(j, both)
+        t = Transpose<perm = [0, 2, 3, 1]>(i)  s = MatMul(r, t)  z = Cast<to = 1>(s)  d = Div(z, scale)
+        c = Mul(d, temperature)  p = Softmax(c)  b = ReduceMean<axes = [1], keepdims = 0>(p)  a = MatMul(b, e)
+        m = ReduceMean<axes = [-1]>(a)  g = Add(m, epsilon)  f = Sqrt(g)  y = Div(a, f)  scores = MatMul(y, u)
+    }"""
+    numbers = {"embedding": 4, "both": 6**-0.25, "scale": 6**0.5, "epsilon": 1e-5, "temperature": 0.9}
+    arrays = {name: np.array(value, np.float32) for name, value in numbers.items()}
+    arrays |= {**normal(v=(16, 12), w=(16, 12), u=(16, 3)), "heads": np.array([0, 0, 2, 6])}
+    made = generate_artifacts(build(text, arrays), loss=CE, artifact_directory=tmp_path)
+    told = "not trained unless named: 'temperature'; nothing tells whether constants like these were learned"
+    assert (made.trainable, made.notes) == (("v", "w", "u"), (told,))
+
+
 COMPUTED = {  # what is computed of v, [8, 8], and g, [8], in a graph, and the names of its weights
     "n = ReduceL2 <axes = [1], keepdims = 1> (v)  u = Div(v, n)  k = Mul(u, g)  y = MatMul(x, k)": ("v", "g"),
     "u = LpNormalization <axis = 1, p = 2> (v)  t = Transpose <perm = [1, 0]> (u)  y = MatMul(x, t)": ("v",),

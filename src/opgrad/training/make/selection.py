@@ -5,6 +5,7 @@ and the names that tensors would have in the modules that read them; `Candidates
 used like weights, such as sinusoidal positions, are told from them. Layers that read one tensor may get a copy each.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,9 @@ ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 DOUBTFUL = (*ARITHMETIC, "Pow", "Max", "Min", "Where", "Exp", "Sigmoid", "Softplus", "Tanh")
 MULTIPLYING = ("MatMul", "Mul", "Einsum", "Gemm")
 WAVES = ("Sin", "Cos")
+ROOTS = (0.5, -0.5, 0.25, -0.25)  # of the size of a head: attention scales scores, or queries and keys
+LARGEST_EPSILON = 1e-3
+GUARDED = (("Sqrt", 0), ("Pow", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1))  # what epsilons keep from 0
 PARAMETER = re.compile(r"[A-Za-z_]+|[A-Za-z_]\w*(\.\w+)+")  # a name that a module gives a parameter
 NUMBERED = ("val", "scalar_tensor", "lifted_tensor")  # the names that exporters give constants
 MOST_STEPS = 8  # the most nodes between a product and the sine of it
@@ -255,7 +259,8 @@ class Candidates:
     that are not named after the modules that read them, the names that they would have there. shared: for weights that
     several layers read, these: paths of modules, or nodes. products: by the name of
     a bias, that of the weight with whose product it is added. numbers: the names of single numbers with the name of a
-    parameter, which are added or multiplied: a gate that was learned looks like a constant of a formula. doubtful:
+    parameter, which are added or multiplied: a gate that was learned looks like a constant of a formula; epsilons and
+    roots of sizes, as of attention's scale, are known. doubtful:
     these, and tensors that the model computes with in other ways: centers, thresholds and exponents may be learned.
     """
 
@@ -325,9 +330,25 @@ class Candidates:
         return False
 
     def _is_number(self, name: str) -> bool:
-        one = self._is_float(name) and size_of(self.tensors[name]) == 1
-        is_named = PARAMETER.fullmatch(name) and not name.startswith(NUMBERED)
-        return bool(one and is_named) and any(node.op_type in ARITHMETIC for node, _ in self._reads(name))
+        if not self._is_float(name) or size_of(self.tensors[name]) != 1 or name.startswith(NUMBERED):
+            return False
+        operations = [node for node, _ in self._reads(name) if node.op_type in ARITHMETIC]
+        return bool(PARAMETER.fullmatch(name)) and not all(self._is_of_formula(name, node) for node in operations)
+
+    def _is_of_formula(self, name: str, node: onnx.NodeProto) -> bool:
+        """Whether a number is an operand that nobody trains: an epsilon, or a root of the size that it scales by."""
+        array = self._values(name)
+        value = abs(float(array.item()))
+        if node.op_type == "Add":
+            readers = self._readers.get(node.output[0], ())
+            return value < LARGEST_EPSILON and any((each.op_type, place) in GUARDED for each, place in readers)
+        scaled = [each for each in node.input if each not in self.results(name)]
+        makers = [self._producers.get(self._moved(each)) for each in scaled]
+        scaled += [each.input[0] for each in makers if each is not None and each.op_type in PRODUCTS]  # queries
+        sizes = {size[-1] for each in scaled if (size := self._graph.sizes(each))}
+        heads = [size for size in sizes if isinstance(size, int) and size > 1]
+        error = 1e-3 if array.itemsize == 2 else 1e-6
+        return any(math.isclose(value, size**root, rel_tol=error) for size in heads for root in ROOTS)
 
     def _is_doubtful(self, name: str) -> bool:
         return (
@@ -528,7 +549,6 @@ def torn_note(bias: str, weight: str) -> str:
 
 
 def no_weights(model: onnx.ModelProto) -> str:
-    """The message about a model that has no weights."""
     held = {each.name for each in model.graph.initializer}
     quantized = [
         node for node in all_nodes(model.graph.node) if facts_of(node).quantized and held.intersection(node.input)
