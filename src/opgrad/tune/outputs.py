@@ -22,6 +22,7 @@ from opgrad.onnx.graph.nodes import attributes_of, captured, reads_values
 from opgrad.training.engine.training_graph import borrowed
 from opgrad.training.files.checkpoint_tables import ELEMENT_TYPES
 from opgrad.training.files.tensor_values import (
+    Apart,
     Held,
     array_of,
     is_placeholder,
@@ -88,7 +89,7 @@ def scaled(base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str
     return found
 
 
-def replaced(base: LanguageModel, values: Mapping[str, np.ndarray]) -> tuple[onnx.ModelProto, dict[str, Held]]:
+def replaced(base: LanguageModel, values: Mapping[str, np.ndarray]) -> Apart:
     """The base with other values of its weights, and the values of its placeholders."""
     model, held = copied(base.source), dict(base.values)
     for tensor in model.graph.initializer:
@@ -98,9 +99,7 @@ def replaced(base: LanguageModel, values: Mapping[str, np.ndarray]) -> tuple[onn
     return model, {each.name: held[each.name] for each in model.graph.initializer if is_placeholder(each)}
 
 
-def merged(
-    base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]
-) -> tuple[onnx.ModelProto, dict[str, Held]]:
+def merged(base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> Apart:
     """The base with the adapters added to its weights, or as nodes beside those that are quantized or shared.
 
     values: those of adapters, and of weights that were trained themselves.

@@ -20,7 +20,7 @@ from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.graph.nodes import captured
 from opgrad.training.files.artifact_set import AdamWRule, ArtifactSet
 from opgrad.training.files.dataset import TensorSpec
-from opgrad.training.files.tensor_values import Held, inputs_of_all
+from opgrad.training.files.tensor_values import Fed, Held, inputs_of_all
 from opgrad.training.make.blocks import ModelAccessor
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
 from opgrad.training.make.selection import Candidates, torn_layers, torn_note
@@ -254,7 +254,7 @@ def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, 
 
 def scoring(
     base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], each: bool = False
-) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+) -> Fed:
     """The graph that gives the scores of the next token for each token, and the values of large constants.
 
     values: those of what is trained, which are inputs, as the constants are. each: whether the graph gives the losses

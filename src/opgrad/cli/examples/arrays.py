@@ -82,8 +82,6 @@ def accumulate(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     return [*map(Example, arrays), *left]
 
 
-# --- lists of arrays -------------------------------------------------------------------------------------------------
-
 LENGTHS = (0, 1, 7, 16, 17, 63, 64, 65, 1000, 4097)
 MANY = 32  # arrays of 2**18 elements, for the benchmark
 
@@ -154,8 +152,6 @@ def reduce_all_l2(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     return [Example({"arrays": arrays}, sum(array.size for array in arrays)) for arrays in _arrays(rng, large)]
 
 
-# --- optimizers ------------------------------------------------------------------------------------------------------
-
 WEIGHTS = ((0,), (), (7,), (16, 3), (1000,), (3, 0), (33, 65))
 LARGE_WEIGHTS = ((1 << 19,),) * 6
 
@@ -210,8 +206,6 @@ def _indices(rng: np.random.Generator, size: int, shape: Shape) -> Array:
     return rng.integers(-size, size, shape) if size else np.zeros(shape, np.int64)
 
 
-# --- elements along an axis ----------------------------------------------------------------------------------------
-
 # x's shape, indices' shape, axis: short and long rows, many indices for one element, smaller indices, nothing at all.
 ALONG: Sequence[tuple[Shape, Shape, int]] = (
     ((7,), (300,), 0),
@@ -249,8 +243,6 @@ def gather_elements_grad(rng: np.random.Generator, large: bool) -> Sequence[Exam
         for shape, indices, axis in _along(rng, large)
     ]
 
-
-# --- slices named by tuples of indices -----------------------------------------------------------------------------
 
 # x's shape, indices' shape, batch_dims: single elements and slices, far fewer and far more indices than places.
 TUPLES: Sequence[tuple[Shape, Shape, int]] = (
@@ -290,9 +282,6 @@ def gather_nd_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     ]
 
 
-# --- slices named by ranges ----------------------------------------------------------------------------------------
-
-
 def slice_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     cases: list[dict[str, Any]] = [
         {"shape": (100,), "starts": (3,), "ends": (95,)},
@@ -319,8 +308,6 @@ def _sliced(shape: Shape, starts: Shape, ends: Shape, axes: Shape | None = None,
         sizes[axis] = len(range(shape[axis])[start : end : steps[i] if steps else 1])
     return tuple(sizes)
 
-
-# --- packed weights --------------------------------------------------------------------------------------------------
 
 LARGE_PRODUCT = 512, 2048, 2048  # tokens, and the sizes of the weights
 
@@ -365,9 +352,6 @@ def _product(
         given["g_idx"] = rng.integers(-blocks[1], blocks[1], k).astype(np.int32)
     given |= {"N": n, "K": k, "bits": bits, "row_block": row_block, "column_block": block, "transB": transposed}
     return Example({**given, "signed": signed, "zero_point": 0.0 if zeros or signed else 2.0 ** (bits - 1)}, n)
-
-
-# --- convolution -----------------------------------------------------------------------------------------------------
 
 
 def conv_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
@@ -449,8 +433,6 @@ def _transposed(
     return Example({"dy": dy, **arrays, **attributes}, terms=max(windows, channels * math.prod(window)))
 
 
-# --- pooling ---------------------------------------------------------------------------------------------------------
-
 LARGE_IMAGES = (32, 64, 56, 56)  # images, channels, and the axes along which windows lie
 
 
@@ -517,8 +499,6 @@ def _averages(rng: np.random.Generator, shape: tuple[int, ...], kernel_shape: tu
     dy: Array = rng.normal(size=(*shape[:2], *(axis.count for axis in along)))
     return Example({"dy": dy, "shape": shape, **attributes}, terms=math.prod(kernel_shape))
 
-
-# --- resizing --------------------------------------------------------------------------------------------------------
 
 CROP = {"coordinate_transformation_mode": "tf_crop_and_resize"}
 

@@ -11,8 +11,6 @@ import numpy as np
 from opgrad.cli.examples.arguments import Example, random_bytes
 from opgrad.contract import REDUCTIONS, Array, Shape, reference
 
-# --- activations, gated layers, dropout ------------------------------------------------------------------------------
-
 ELEMENTS = ((), (1,), (0, 3), (37,), (3, 65), (2, 3, 4, 5), (2, 1, 3, 2, 33))
 ROWS_OF_BIAS = ((1,), (0, 3), (3, 0), (37,), (5, 65), (2, 3, 4, 5), (2, 1, 3, 2, 33), (70, 1))
 LARGE_ELEMENTS = (4096, 1024)  # what a layer of a transformer gives: 16 MiB of float32
@@ -77,8 +75,6 @@ def dropout_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     more = [{"ratio": 0.0}, {"ratio": 0.1}, {"ratio": 1.0}, {"ratio": 0.1, "training_mode": False}]
     return [*given, *(Example({**both, **each}) for each in more)]
 
-
-# --- normalization ---------------------------------------------------------------------------------------------------
 
 # Shapes with the axis from which on they are normalized: single elements, tails around vectors, many rows, few long
 # ones, empty ones.
@@ -186,8 +182,6 @@ def batch_normalization_grad(rng: np.random.Generator, large: bool) -> Iterator[
         yield Example({"dy": rng.normal(size=given["x"].shape), **given, "mean": mean, "inv_std": inv_std}, terms)
 
 
-# --- softmax with a bias, dropout, or a sink -------------------------------------------------------------------------
-
 LARGE_SCORES = (4, 16, 256, 256)  # samples, heads, queries, keys: 16 MiB of float32
 # The shapes of scores and bias, the axis, and is_inner_broadcast.
 BIASES = (
@@ -289,8 +283,6 @@ def sink_softmax_grad(rng: np.random.Generator, large: bool) -> Iterator[Example
         arguments = {"dy": rng.normal(size=shape), "y": y, "lse": lse, "sink": sink}
         yield Example(arguments, terms=max(shape[0] * shape[2] + shape[3], 1))
 
-
-# --- rotary embedding ------------------------------------------------------------------------------------------------
 
 LARGE_HEADS = (4, 32, 512, 128)  # sequences, heads, tokens, size of a head: 32 MiB of float32
 
@@ -471,8 +463,6 @@ def sparse_softmax_cross_entropy_grad(rng: np.random.Generator, large: bool) -> 
     ]
 
 
-# --- of a linear layer -----------------------------------------------------------------------------------------------
-
 LARGE_LAYER = 512, 512, 32000  # tokens, numbers of a token, classes
 
 
@@ -522,8 +512,6 @@ def _layer(
     return Example(given, max(size, classes, tokens))
 
 
-# --- of two layers ---------------------------------------------------------------------------------------------------
-
 LARGE_PAIR = (1024, 8192)  # rows, classes: 32 MiB of float32
 PAIRS = (
     ((3, 1), 0.5, 1.0, True),
@@ -544,8 +532,6 @@ def softmax_divergence_and_grad(rng: np.random.Generator, large: bool) -> Iterat
             arguments["dloss"] = rng.normal(size=shape[0])
         yield Example({**arguments, "beta": beta, "temperature": temperature}, terms=max(shape[1], 1) + 16)
 
-
-# --- of a part of the classes ----------------------------------------------------------------------------------------
 
 LARGE_SHARD = (2048, 16000)  # rows, and the classes of a shard
 SHARDS = ((0, 5), (3, 0), (1, 1), (5, 67), (9, 130), (4, 33), (3, 300))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -19,15 +20,15 @@ from opgrad.onnxruntime import loading
 from opgrad.onnxruntime.loading import ELEMENT_TYPES
 from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.files.artifact_set import ArtifactSet
-from opgrad.training.files.tensor_values import Held, placeholder, tensor_of, write_whole
+from opgrad.training.files.tensor_values import Apart, Held, placeholder, tensor_of, write_whole
 from opgrad.training.make.checks import check_built, without_values
+
+Values: TypeAlias = Sequence[onnx.ValueInfoProto]
+"""Declared inputs or outputs."""
 
 
 def export_model(
-    artifacts: ArtifactSet,
-    parameters: Mapping[str, np.ndarray],
-    outputs: Sequence[onnx.ValueInfoProto],
-    path: str | PathLike[str],
+    artifacts: ArtifactSet, parameters: Mapping[str, np.ndarray], outputs: Values, path: str | PathLike[str]
 ) -> None:
     """Write the eval graph up to some of its tensors, with the parameters in it.
 
@@ -41,7 +42,7 @@ def export_model(
     _save(*_inference_model(artifacts.eval_model, artifacts.name, values, outputs), Path(path))
 
 
-def check_export(artifacts: ArtifactSet, outputs: Sequence[onnx.ValueInfoProto]) -> None:
+def check_export(artifacts: ArtifactSet, outputs: Values) -> None:
     """Raise ValueError if `export_model` would fail, or if stock onnxruntime would not take what it writes."""
     model, _ = _inference_model(artifacts.eval_model, artifacts.name, artifacts.values, outputs)
     what = f"the model that would be exported of {artifacts.directory}"
@@ -89,9 +90,7 @@ def declared_outputs(source: onnx.ModelProto, names: Sequence[str]) -> list[onnx
     return [typed[name] for name in names]
 
 
-def graph_between(
-    source: onnx.ModelProto, given: Sequence[onnx.ValueInfoProto], wanted: Sequence[onnx.ValueInfoProto]
-) -> onnx.ModelProto:
+def graph_between(source: onnx.ModelProto, given: Values, wanted: Values) -> onnx.ModelProto:
     """The part of a graph that computes some tensors from others, and from inputs of the graph."""
     names = {value.name for value in given}
     nodes = needed(source.graph.node, [value.name for value in wanted], names)
@@ -103,11 +102,8 @@ def graph_between(
 
 
 def _inference_model(
-    source: onnx.ModelProto,
-    name: str,
-    parameters: Mapping[str, np.ndarray],
-    outputs: Sequence[onnx.ValueInfoProto],
-) -> tuple[onnx.ModelProto, dict[str, Held]]:
+    source: onnx.ModelProto, name: str, parameters: Mapping[str, np.ndarray], outputs: Values
+) -> Apart:
     """The model of a graph up to some of its tensors, with placeholders for large tensors, and their values by name."""
     nodes = needed(source.graph.node, [output.name for output in outputs])
     read = read_by(nodes)

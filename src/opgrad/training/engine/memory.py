@@ -26,7 +26,7 @@ from opgrad.onnx.graph.nodes import reads_values
 from opgrad.training.engine.device import Device, DeviceArray
 from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.files import mapped_files
-from opgrad.training.files.artifact_set import AdamWRule, Rule, SGDRule
+from opgrad.training.files.artifact_set import AdamWRule, Rule, SGDRule, settings_of
 from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup
 from opgrad.training.make.tensors import matching, name_in_module
 
@@ -35,9 +35,6 @@ from opgrad.training.make.tensors import matching, name_in_module
 # step of 0.1 ms took 2.2 ms between runs, and the graph 5.6 ms instead of 3.8 (ViT, 1.0 million parameters). A step of
 # 2.7 ms took no longer between runs, but the graph took 27 ms instead of 21 (GPT-2, 5.8 million parameters).
 LEAST_SHARED_BYTES = 1 << 27
-
-
-# --- passes over memory ----------------------------------------------------------------------------------------------
 
 
 Flat: TypeAlias = Any  # np.ndarray | DeviceArray [n], with the same operations
@@ -74,9 +71,6 @@ def clip_factor(norm: float, max_norm: float) -> float:
     """What gradients of this norm are multiplied by so that their norm is at most `max_norm`; NaN for a NaN."""
     factor = max_norm / (norm + 1e-6)
     return 1.0 if factor > 1 else factor
-
-
-# --- optimizers ------------------------------------------------------------------------------------------------------
 
 
 class _FlatOptimizer:
@@ -193,7 +187,7 @@ class AdamW(_FlatOptimizer):
         return {"momentum0": self.first_moment, "momentum1": self.second_moment}
 
     def _set_factors(self) -> None:
-        step = AdamWStep(float(self.learning_rate), self.steps, *self.rule.settings.values())
+        step = AdamWStep(float(self.learning_rate), self.steps, *settings_of(self.rule).values())
         self._factors[: kernels.CLIP] = step.factors()
 
 
@@ -208,9 +202,6 @@ Rows: TypeAlias = tuple[np.ndarray, np.ndarray]  # indices of rows, and the grad
 Lookups: TypeAlias = Mapping[str, Rows]  # by table
 KINDS = "parameter that is trained", "table that is trained"  # what names are of, and what patterns match
 INDICES, GRADIENT = "_rows.indices", "_rows.gradient"  # behind a table's name: outputs of the graph
-
-
-# --- graph -----------------------------------------------------------------------------------------------------------
 
 
 def expose(model: onnx.ModelProto, gradients: dict[str, str], given: Sequence[str]) -> list[str]:
@@ -253,9 +244,6 @@ def expose(model: onnx.ModelProto, gradients: dict[str, str], given: Sequence[st
 def _is_lookup(nodes: Sequence[onnx.NodeProto], kind: str) -> bool:
     """Whether `nodes` is a single node of this kind along the first axis."""
     return len(nodes) == 1 and nodes[0].op_type == kind and all(item.i == 0 for item in nodes[0].attribute)
-
-
-# --- optimizer -------------------------------------------------------------------------------------------------------
 
 
 class RowWise:
@@ -322,7 +310,7 @@ class RowWise:
             table, clipped = self.tables[name], values if factor == 1 else values * np.float32(factor)
             if isinstance(rule, AdamWRule):
                 first, second = (self.moments[name][each] for each in ("momentum0", "momentum1"))
-                optim.adam_rows(table, first, second, rows, clipped, rate, self._rest.steps, **rule.settings)
+                optim.adam_rows(table, first, second, rows, clipped, rate, self._rest.steps, **settings_of(rule))
             else:
                 optim.sgd_rows(table, rows, clipped, rate)
         self.gradients = {}
@@ -513,8 +501,6 @@ class TrainingMemory:
             if flat is not hosts[moment]:
                 flat[...] = hosts[moment]
         optimizer.steps = group.step
-
-    # --- checkpoints ---
 
     def group(self) -> OptimizerGroup | None:
         """The state of the optimizer or, without an optimizer, that of the checkpoint; None if there is neither."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -15,10 +16,11 @@ from opgrad.onnx.plain.optimizer import adamw_step, clip_factor, corrections, sg
 from opgrad.training.export.layout import PARAMETERS, STATISTICS, Carried, Constants, StateLayout, StateTensor
 from opgrad.training.export.plain import plain_model, use_blocks
 from opgrad.training.export.rules import AdagradRule, LionRule, MomentumRule, StepRule
-from opgrad.training.files.artifact_set import AdamWRule, ArtifactSet, SGDRule
+from opgrad.training.files.artifact_set import AdamWRule, ArtifactSet, SGDRule, settings_of
 from opgrad.training.make.outputs import inputs_as_constants
 
 FLOAT = TensorProto.FLOAT
+Types: TypeAlias = Mapping[str, onnx.TypeProto]  # of values, by name
 
 
 def bake(graph: onnx.GraphProto, frozen: Constants) -> None:
@@ -47,8 +49,6 @@ class Packing:
         self._given: dict[str, Value] = {}
         self._new: dict[StateTensor, tuple[Sequence[StateTensor], Value]] = {}
         self._unpack()
-
-    # --- inputs ---
 
     def scalar(self, name: str, element_type: int) -> Value:
         """A new input of shape [1], as a value of shape ()."""
@@ -109,8 +109,6 @@ class Packing:
                     self.body.nodes.append(helper.make_node("Reshape", inputs, [tensor.name]))
         keep(graph.node, [*self.body.nodes, *graph.node])
         self.body.nodes = []
-
-    # --- outputs ---
 
     def put(self, tensors: Sequence[StateTensor], value: Value) -> None:
         """Set the new value of consecutive tensors in an input."""
@@ -181,7 +179,7 @@ class GradientGraph:
     """
 
     model: onnx.ModelProto
-    types: Mapping[str, onnx.TypeProto]
+    types: Types
     gradients: Mapping[str, str]
     statistics: Mapping[str, str]
 
@@ -232,7 +230,7 @@ def stepped(rule: StepRule, slots: Sequence[Slot], rate: Value, count: Value) ->
     if not isinstance(rule, AdamWRule):
         return [_stepped(rule, slot, rate) for slot in slots]
     scalars = (rate, *corrections(rate, count, (rule.alpha, rule.beta), bool(rule.correct_bias)))
-    settings = {name: value for name, value in rule.settings.items() if name != "correct_bias"}
+    settings = {name: value for name, value in settings_of(rule).items() if name != "correct_bias"}
     found = list[New]()
     for each in slots:
         first, second = each.moments
@@ -257,9 +255,6 @@ def _stepped(rule: SGDRule | MomentumRule | LionRule | AdagradRule, slot: Slot, 
         return sgd_step(p, g + m * rule.momentum if rule.nesterov else m, rate), m
     m = m + g * g
     return sgd_step(p, g / (m.apply("Sqrt") + rule.epsilon), rate), m
-
-
-# --- the step --------------------------------------------------------------------------------------------------------
 
 
 def build_step(
@@ -308,9 +303,6 @@ def build_step(
     return model
 
 
-# --- evaluation and inference ----------------------------------------------------------------------------------------
-
-
 def build_forward(
     artifacts: ArtifactSet,
     layout: StateLayout,
@@ -340,7 +332,7 @@ def build_forward(
 def _append_outputs(
     packing: Packing,
     outputs: Mapping[str, str],
-    types: Mapping[str, onnx.TypeProto],
+    types: Types,
     labels: Labels | None,
 ) -> None:
     """Turn values into outputs, and append the accuracy if there are labels."""
@@ -367,7 +359,7 @@ STRIDE = 1_000_003  # the distance between the first numbers of two nodes
 ROUNDS = ((16807, 12345), (48271, 1013904), (69621, 374761))  # each round computes h = h² + a·h + b
 
 
-def seed_dropout(packing: Packing, types: Mapping[str, onnx.TypeProto]) -> None:
+def seed_dropout(packing: Packing, types: Types) -> None:
     """Replace every dropout that may drop something by nodes that hash the seed; add the seed as input if needed."""
     graph = packing.model.graph
     idle = {each.name for each in graph.initializer if not each.dims and not numpy_helper.to_array(each)}
@@ -391,7 +383,7 @@ def seed_dropout(packing: Packing, types: Mapping[str, onnx.TypeProto]) -> None:
     keep(graph.node, nodes)
 
 
-def _write(body: Body, node: onnx.NodeProto, start: Value, types: Mapping[str, onnx.TypeProto]) -> None:
+def _write(body: Body, node: onnx.NodeProto, start: Value, types: Types) -> None:
     declared = types.get(node.input[0])
     x = Value(body, node.input[0], declared.tensor_type.elem_type if declared is not None else None)
     ratio = Value(body, node.input[1]).cast(FLOAT).scalar() if node.input[1] else body.number(RATIO, start.cast(FLOAT))

@@ -123,8 +123,6 @@ class _Export:
         self.layout = layout_of(artifacts.trainable, statistics, moments, dtype, flat, accumulate)
         self.labels = labels_of(artifacts)
 
-    # --- models ---
-
     def step(self, outputs: Collection[str]) -> onnx.ModelProto:
         artifacts, graph = self._artifacts, self._gradients.model.graph
         known = {name for node in graph.node for name in node.output}
@@ -158,8 +156,6 @@ class _Export:
             raise ValueError("the model has more than 2 GiB with its frozen parameters")
         onnx.checker.check_model(with_inputs(model))
         return model
-
-    # --- weights and files ---
 
     def weights(self, checkpoint: Checkpoint | None) -> bytes:
         """The content of the weights file: of a checkpoint, or of the set."""

@@ -71,14 +71,14 @@ class AdamWRule:
         if self.adam_mode == 0 and not self.correct_bias:
             raise ValueError("AdamWOptimizer: correct_bias is 0, expected 1 with adam_mode 0")
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The attributes without max_norm."""
-        return {name: getattr(self, name) for name in ADAMW}
-
 
 Rule = SGDRule | AdamWRule
 ADAMW = tuple(field.name for field in fields(AdamWRule) if field.name != "max_norm")
+
+
+def settings_of(rule: AdamWRule) -> dict[str, Any]:
+    """The attributes of a rule without max_norm."""
+    return {name: getattr(rule, name) for name in ADAMW}
 
 
 def read_rule(model: onnx.ModelProto) -> Rule:

@@ -187,9 +187,6 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-# --- tables as text --------------------------------------------------------------------------------------------------
-
-
 def read_csv(path: Path) -> np.ndarray:
     """The numbers in a .csv file, in rows.
 

@@ -29,6 +29,12 @@ APART = "opgrad:apart"  # the file name in the external_data of a placeholder
 Held: TypeAlias = TensorProto | np.ndarray
 """A tensor's values, apart from their model."""
 
+Apart: TypeAlias = tuple[onnx.ModelProto, dict[str, Held]]
+"""A model with placeholders, and their values by name."""
+
+Fed: TypeAlias = tuple[onnx.ModelProto, dict[str, np.ndarray]]
+"""A model, and the values of inputs that are no batch's, by name."""
+
 
 def detach(model: onnx.ModelProto) -> dict[str, Held]:
     """Take the values out of large initializers, which become placeholders; returns them by name."""
@@ -38,7 +44,7 @@ def detach(model: onnx.ModelProto) -> dict[str, Held]:
     return apart
 
 
-def without_huge(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Held]]:
+def without_huge(model: onnx.ModelProto) -> Apart:
     """A copy of a model with placeholders for its huge initializers, and these initializers by name, not copied."""
     tensors, apart = _taken_out(model.graph, lambda each: _is_large(each) and nbytes_of(each) > HUGE)
     copy = copied_without(model, "graph")
@@ -55,7 +61,7 @@ def _taken_out(
     return [placeholder(each.name, each) if each.name in apart else each for each in graph.initializer], apart
 
 
-def read_apart(path: Path) -> tuple[onnx.ModelProto, dict[str, Held]]:
+def read_apart(path: Path) -> Apart:
     """A model from a file with placeholders for its huge initializers, and these by name, mapped if in other files.
 
     Raises what `read_model` raises.
@@ -91,12 +97,12 @@ def taken_apart(model: onnx.ModelProto, path: Path) -> dict[str, Held]:
     return apart
 
 
-def read_shared(source: Source) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def read_shared(source: Source) -> Fed:
     """A model for a session, and the values of initializers that became inputs of it, by name; see `shared`."""
     return (read_model(source), {}) if isinstance(source, bytes) else shared(*read_apart(Path(source)))
 
 
-def shared(model: onnx.ModelProto, values: Mapping[str, Held]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def shared(model: onnx.ModelProto, values: Mapping[str, Held]) -> Fed:
     """A copy of a model for a session, and the values of initializers that became inputs of it, by name.
 
     If the huge ones among its placeholders are large in all, they become inputs: sessions of several models then share
@@ -110,7 +116,7 @@ def shared(model: onnx.ModelProto, values: Mapping[str, Held]) -> tuple[onnx.Mod
     return with_inputs(attached(model, small)), {name: array_of(each) for name, each in huge.items()}
 
 
-def inputs_of_all(model: onnx.ModelProto, values: Mapping[str, Held]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def inputs_of_all(model: onnx.ModelProto, values: Mapping[str, Held]) -> Fed:
     """`shared` with all placeholders as inputs."""
     held = sorted(each.name for each in model.graph.initializer if is_placeholder(each))
     return with_inputs(model), {name: array_of(values[name]) for name in held}

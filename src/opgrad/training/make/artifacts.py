@@ -27,7 +27,7 @@ from opgrad.training.files.checkpoint import Checkpoint, write_checkpoint
 from opgrad.training.files.tensor_values import (
     LARGEST_MODEL,
     VALUES,
-    Held,
+    Apart,
     ValuesFile,
     is_placeholder,
     nbytes_of,
@@ -85,7 +85,7 @@ def names_in(what: str, given: Iterable[str]) -> list[str]:
     return names
 
 
-def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, dict[str, Held]]:
+def _own(model: onnx.ModelProto | str | os.PathLike[str]) -> Apart:
     """A copy of a model that may be changed, with placeholders for its huge tensors, and their values by name.
 
     Raises TypeError, ValueError, FileNotFoundError.
@@ -161,9 +161,6 @@ class Files:
         """The sort key of a file: files come in the order in which they are made."""
         name = file.name.removeprefix(self.prefix)
         return next(place for place, part in enumerate(ORDER) if name.startswith(part)), name
-
-
-# --- ORT format -------------------------------------------------------------------------------------------------------
 
 
 CONVERTER = "onnxruntime.tools.convert_onnx_models_to_ort"

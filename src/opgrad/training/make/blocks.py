@@ -43,8 +43,6 @@ class ModelAccessor:
         self.blocks: list[str] = []  # the names of those that are being built, the innermost last
         self._types: Graph | None = None
 
-    # --- names ---
-
     def fresh(self, what: str) -> str:
         """A name that the model does not have: onnx::<what>::<the next number>."""
         while True:
@@ -59,8 +57,6 @@ class ModelAccessor:
         return any(name == each.name for each in (*graph.input, *graph.initializer)) or any(
             name in node.output for node in graph.node
         )
-
-    # --- what is known of values ---
 
     def element_type(self, name: str) -> int | None:
         """The TensorProto.DataType of a value, None if it is not known."""
@@ -82,8 +78,6 @@ class ModelAccessor:
     def forget(self) -> None:
         """Forget types and sizes, as the graph has changed; they are inferred again when they are needed."""
         self._types = None
-
-    # --- writing ---
 
     def constant(self, name: str, element_type: int, shape: Sequence[int], values: Sequence[float]) -> str:
         """Append an initializer."""

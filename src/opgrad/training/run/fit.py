@@ -28,9 +28,6 @@ CHUNK = 1 << 20  # how many numbers are checked at a time
 Progress = Callable[[int, int, float, float | None, float], None]
 
 
-# --- the rows of each step of the optimizer ---
-
-
 @dataclass(frozen=True)
 class BatchPart:
     """The rows of a batch that one process computes.
@@ -76,9 +73,6 @@ def step_rows(
                 share = weight(own)
                 parts.append(BatchPart(own, number, share / weight(batch), share / total))
         yield StepCounts(len(rows), len(batches), tuple(parts))
-
-
-# --- epochs ---
 
 
 class Interrupted(RuntimeError):

@@ -158,9 +158,6 @@ def is_count(value: Any, least: int, most: int = MOST) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-# --- the learning rate of each step ---
-
-
 @dataclass(frozen=True)
 class Schedule:
     """The learning rate of every step, s from 0.

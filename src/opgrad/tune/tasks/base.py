@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import onnx
@@ -20,6 +20,7 @@ from opgrad.tune.tokenizer import Tokenizer
 
 DEFAULTS: dict[str, Any] = {"epochs": 1, "batch_size": 4, "learning_rate": 2e-4, "schedule": "cosine", "clip_norm": 1.0}
 TRAIN_ON = "assistant"
+Learned: TypeAlias = tuple[LanguageModel, dict[str, TensorSpec]]  # a model with its loss, and the inputs of a batch
 
 
 class TaskModel(Protocol):
@@ -78,9 +79,7 @@ class Task:
         """Examples, as `examples` made them, as the rows of batches."""
         raise NotImplementedError
 
-    def with_loss(
-        self, base: LanguageModel, trained: Collection[str], form: int, plain: bool
-    ) -> tuple[LanguageModel, dict[str, TensorSpec]]:
+    def with_loss(self, base: LanguageModel, trained: Collection[str], form: int, plain: bool) -> Learned:
         """A model, which has its adapters, with its loss as the only output, and the inputs of a batch by name.
 
         trained: names of weights that are trained. form: that of the examples. plain: whether the graph is for other
@@ -161,9 +160,7 @@ class Write(Task):
     def rows(self, model: TaskModel, examples: TokenExamples, batch_size: int) -> RowData:
         return TokenData(examples, np.arange(len(examples)), batch_size, model.base.tokens, LABELS, packed=model.pack)
 
-    def with_loss(
-        self, base: LanguageModel, trained: Collection[str], form: int, plain: bool
-    ) -> tuple[LanguageModel, dict[str, TensorSpec]]:
+    def with_loss(self, base: LanguageModel, trained: Collection[str], form: int, plain: bool) -> Learned:
         """The mean over all labels that count; see `LanguageModel.with_loss`."""
         weighted = bool(form) and not plain
         inputs = {name: tokens_spec(name) for name in (base.tokens, LABELS)}

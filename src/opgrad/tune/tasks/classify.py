@@ -24,7 +24,7 @@ from opgrad.tune.language_model import LOSS, LanguageModel, finish, read
 from opgrad.tune.lines import text_of
 from opgrad.tune.options import require
 from opgrad.tune.tasks import encoder
-from opgrad.tune.tasks.base import TaskModel
+from opgrad.tune.tasks.base import Learned, TaskModel
 from opgrad.tune.tasks.embed import retrieved, texts_of
 from opgrad.tune.tokenizer import folder_of, read_json
 
@@ -67,9 +67,7 @@ class HeadTask(encoder.EncoderTask):
         found = (WEIGHT, BIAS) if head is None else (head.weight, head.bias) if head.trainable else ()
         return tuple(filter(None, found))
 
-    def with_loss(
-        self, base: LanguageModel, trained: Collection[str], form: int, plain: bool
-    ) -> tuple[LanguageModel, dict[str, TensorSpec]]:
+    def with_loss(self, base: LanguageModel, trained: Collection[str], form: int, plain: bool) -> Learned:
         """The mean over the rows."""
         model = copied(base.model)
         body = GraphBody(opset_of(model), names_in(model.graph))

@@ -26,7 +26,7 @@ from opgrad.tune.lines import text_of
 from opgrad.tune.lora import DRAW
 from opgrad.tune.options import require
 from opgrad.tune.tasks import encoder
-from opgrad.tune.tasks.base import TaskModel
+from opgrad.tune.tasks.base import Learned, TaskModel
 from opgrad.tune.tokenizer import folder_of, read_json
 
 GRADIENT = "gradient"  # an input of the graph of a chunk: that of the loss by its vectors
@@ -178,9 +178,7 @@ class Embed(encoder.EncoderTask):
     def rows(self, model: TaskModel, examples: Any, batch_size: int) -> encoder.TextData:
         return Pairs(**vars(super().rows(model, examples, batch_size)), chunk=self.chunk)
 
-    def with_loss(
-        self, base: LanguageModel, trained: Collection[str], form: int, plain: bool
-    ) -> tuple[LanguageModel, dict[str, TensorSpec]]:
+    def with_loss(self, base: LanguageModel, trained: Collection[str], form: int, plain: bool) -> Learned:
         """The mean over the anchors, and over sizes."""
         model, inputs = copied(base.model), encoder.text_inputs(base)
         if self.chunk:

@@ -17,7 +17,7 @@ from opgrad.tune.examples import RowData, TokenExamples, token_rows
 from opgrad.tune.language_model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel, finish
 from opgrad.tune.lines import Lines
 from opgrad.tune.options import require
-from opgrad.tune.tasks.base import TRAIN_ON, Task, TaskModel, Write, tokens_spec
+from opgrad.tune.tasks.base import TRAIN_ON, Learned, Task, TaskModel, Write, tokens_spec
 
 LOSSES = ("dpo", "orpo", "simpo")
 REFERENCE = "reference"  # the input with what the base says of each pair
@@ -73,9 +73,7 @@ class Prefer(Write):
         data = PairData(examples, every, batch_size, model.base.tokens, whole=self.loss == "orpo")
         return replace(data, reference=self._differences(model, data, tuned=False)) if self.loss == "dpo" else data
 
-    def with_loss(
-        self, base: LanguageModel, trained: Collection[str], form: int, plain: bool
-    ) -> tuple[LanguageModel, dict[str, TensorSpec]]:
+    def with_loss(self, base: LanguageModel, trained: Collection[str], form: int, plain: bool) -> Learned:
         """The mean over the pairs of a batch."""
         found = base.with_loss(trained, plain, each=True)
         graph, inputs = found.model.graph, {name: tokens_spec(name) for name in (base.tokens, LABELS)}
