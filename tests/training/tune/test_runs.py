@@ -32,7 +32,7 @@ SETTINGS = {"epochs": 4, "learning_rate": 1e-2, "batch_size": 4}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("model"))
+    return make_folder(tmp_path_factory.mktemp("model"), layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_wrong_options(tmp_path, model, data, options, error, message):
 
 
 def test_adapter_of_another_base(tmp_path, tuned):
-    other = make_folder(tmp_path, seed=1)
+    other = make_folder(tmp_path, layers=1, seed=1)
     with pytest.raises(ValueError, match="is an adapter of another base: it names"):
         Tuner(other, adapter=tuned[1].output)
 
@@ -200,7 +200,7 @@ def test_folder_without_a_model(tmp_path):
 
 
 def test_tokenizer_of_another_model(tmp_path, data):
-    folder = make_folder(tmp_path)
+    folder = make_folder(tmp_path, layers=1)
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"]["vocab"]["many"] = 25
     (folder / "tokenizer.json").write_text(json.dumps(content))
@@ -257,7 +257,7 @@ def test_what_cannot_be_written_fails_before_the_training(tmp_path, model, data,
 
 
 def test_adapter_beside_the_product_that_makes_the_scores(tmp_path, data):
-    folder = make_folder(tmp_path / "model")
+    folder = make_folder(tmp_path / "model", layers=1)
     model = onnx.load(folder / "model.onnx")
     copy = model.graph.node.pop()
     for node in model.graph.node:
@@ -286,7 +286,7 @@ def test_command(tmp_path, model, data):
     assert code == 0, text
     epochs = [f"{model.name}: epoch {number} of 2, {50 * number}%" for number in (1, 2)]
     more = ["after epoch 2: 'hello'", "perplexity", "tokens/s", "adapter.onnx_adapter"]
-    assert [part for part in ["4 adapters", "12 examples", *epochs, *more] if part not in text] == []
+    assert [part for part in ["2 adapters", "12 examples", *epochs, *more] if part not in text] == []
     code, text = cli("tune", model, "--adapter", output, "--prompt", "hello", "--tokens", 4)
     assert code == 0, text
     code, text = cli("tune", model, "--adapter", output, "--merge", tmp_path / "merged")

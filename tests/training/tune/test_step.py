@@ -44,7 +44,7 @@ BASES = {
 
 @pytest.mark.parametrize("kind", BASES)
 def test_losses_and_adapters_are_those_of_opgrad(tmp_path, kind):
-    folder = make_folder(tmp_path / "model", cached="without caches" not in kind)
+    folder = make_folder(tmp_path / "model", cached="without caches" not in kind, layers=1)
     if "window" in kind:
         vary_attention(folder / "model.onnx")
     if BASES[kind] is not None:
@@ -61,7 +61,7 @@ def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "HUGE", 256)
     monkeypatch.setattr("opgrad.training.files.tensor_values.HUGE", 256)
     monkeypatch.setattr(plain, "LARGEST", 500)  # products are in pieces
-    folder = make_folder(tmp_path / "model", cached=True)
+    folder = make_folder(tmp_path / "model", cached=True, layers=1)
     quantize(folder / "model.onnx", apart=True)
     tuner = Tuner(folder, lora=LORA)
     (tmp_path / "site").mkdir()
@@ -88,7 +88,7 @@ def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
 
 def test_constants_that_lie_in_no_file_get_one(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "HUGE", 256)
-    folder = make_folder(tmp_path / "model", cached=True)
+    folder = make_folder(tmp_path / "model", cached=True, layers=1)
     quantize(folder / "model.onnx")
     tuner = Tuner(folder, lora=LORA)
     made = tuner.export_step(tmp_path / "step.onnx")
@@ -99,7 +99,7 @@ def test_constants_that_lie_in_no_file_get_one(tmp_path, monkeypatch):
 def test_another_file_of_the_same_name_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "HUGE", 256)
     monkeypatch.setattr("opgrad.training.files.tensor_values.HUGE", 256)
-    folder = make_folder(tmp_path / "model", cached=True)
+    folder = make_folder(tmp_path / "model", cached=True, layers=1)
     quantize(folder / "model.onnx", apart=True)
     (tmp_path / "model.onnx.data").write_bytes(b"of another model")
     with pytest.raises(ValueError, match="another file than"):
@@ -124,7 +124,7 @@ def test_weights_are_not_unpacked_when_the_model_is_loaded(tmp_path, bits):
 
 def test_adapter_of_the_state_is_that_of_a_fine_tuning(tmp_path):
     """The weights that a client writes become the adapter's files, by the command."""
-    folder = make_folder(tmp_path / "model", cached=True)
+    folder = make_folder(tmp_path / "model", cached=True, layers=1)
     quantize(folder / "model.onnx")
     code, text = cli("step", folder, "--lora", "rank=4, alpha=6, target=q|v", "--flat", "-o", tmp_path / "step.onnx")
     assert code == 0, text
@@ -150,7 +150,9 @@ def test_adapter_of_the_state_is_that_of_a_fine_tuning(tmp_path):
 
 
 def test_weights_of_a_step_that_do_not_fit(tmp_path):
-    folder, other = (make_folder(tmp_path / name, cached=True, seed=seed) for seed, name in enumerate(("a", "b")))
+    folder, other = (
+        make_folder(tmp_path / name, cached=True, layers=1, seed=seed) for seed, name in enumerate(("a", "b"))
+    )
     weights = Tuner(folder, lora=LORA).export_step(tmp_path / "step.onnx").files["weights"]
     with pytest.raises(ValueError, match="is of another base"):
         Tuner(other, adapter=weights)
