@@ -27,7 +27,7 @@ RATE, STEPS, BATCH = 3e-3, 50, 3
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("model"))
+    return make_folder(tmp_path_factory.mktemp("model"), layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +55,17 @@ class Decoder:
         return functional.rms_norm(x, x.shape[-1:], self.w[f"{name}.weight"], 1e-6)
 
     def scores(self, tokens, tuned=True):
-        x = self.w["model.embed_tokens.weight"][tokens]
-        for number in range(2):
-            name = f"model.layers.{number}"
-            normal = self.norm(x, f"{name}.input_layernorm")
-            q, k, v = (
-                self.product(normal, f"{name}.self_attn.{role}_proj", tuned).unflatten(-1, (-1, 16)).transpose(1, 2)
-                for role in "qkv"
-            )
-            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            x = x + self.product(y.transpose(1, 2).flatten(2), f"{name}.self_attn.o_proj", tuned)
-            normal = self.norm(x, f"{name}.post_attention_layernorm")
-            gate, up = (self.product(normal, f"{name}.mlp.{role}_proj", tuned) for role in ("gate", "up"))
-            x = x + self.product(functional.silu(gate) * up, f"{name}.mlp.down_proj", tuned)
+        x, name = self.w["model.embed_tokens.weight"][tokens], "model.layers.0"
+        normal = self.norm(x, f"{name}.input_layernorm")
+        q, k, v = (
+            self.product(normal, f"{name}.self_attn.{role}_proj", tuned).unflatten(-1, (-1, 16)).transpose(1, 2)
+            for role in "qkv"
+        )
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.product(y.transpose(1, 2).flatten(2), f"{name}.self_attn.o_proj", tuned)
+        normal = self.norm(x, f"{name}.post_attention_layernorm")
+        gate, up = (self.product(normal, f"{name}.mlp.{role}_proj", tuned) for role in ("gate", "up"))
+        x = x + self.product(functional.silu(gate) * up, f"{name}.mlp.down_proj", tuned)
         return self.product(self.norm(x, "model.norm"), "lm_head", tuned)
 
     def logps(self, arrays, tuned=True):
@@ -123,10 +121,10 @@ def test_losses_of_fifty_steps_are_those_of_trl(model, data, options):
 
 
 @pytest.mark.parametrize("train", [(), ("*v_proj*", "lm_head.weight")])
-def test_pairs_are_learned(tmp_path, model, data, train):
+def test_pairs_are_learned(tmp_path, data, train):
     """The reference is the base, whatever is trained."""
     run = {"epochs": 8, "batch_size": 4, "learning_rate": 1e-2, "validation": 2}
-    tuner = Tuner(model, task="prefer", lora=None if train else "target=all-linear", train=train)
+    tuner = Tuner(make_folder(tmp_path / "model"), task="prefer", lora=None if train else "target=all-linear", train=train)
     tuned = tuner.fit(data, tmp_path / "tuned", **run)
     before, after = zip(*(tuned.figures[name] for name in ("reward margin", "reward accuracy")), strict=True)
     assert before == (0.0, 0.0)
@@ -169,16 +167,14 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_forms_of_pairs(tmp_path, form):
-    folder = make_folder(tmp_path / "model")
-    assert learned(folder, [FORMS[form]]) == [("who are", "you"), ("who are", "i")]
+def test_forms_of_pairs(model, form):
+    assert learned(model, [FORMS[form]]) == [("who are", "you"), ("who are", "i")]
 
 
-def test_several_turns(tmp_path):
+def test_several_turns(model):
     """What both have is the prompt, earlier answers included."""
-    folder = make_folder(tmp_path / "model")
     row = {name: chat("hello", "hello you", "who are", text) for name, text in (("chosen", "you"), ("rejected", "i"))}
-    assert [answer for _, answer in learned(folder, [row])] == ["you", "i"]
+    assert [answer for _, answer in learned(model, [row])] == ["you", "i"]
 
 
 @pytest.mark.parametrize(
