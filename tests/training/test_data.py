@@ -152,6 +152,15 @@ def test_recipe_has_defaults_and_names_what_is_wrong(tmp_path):
         (f"seed = 1{'0' * 23}", "seed is 1000"),
         ("test_rows = 0", "test_rows is 0"),
         ("dataset = 3", "dataset is 3, expected a name"),
+        ("validation = 0", "validation is 0"),
+        ("validation = 1.0", "validation is 1.0"),
+        ("validation = true", "validation is True"),
+        ("patience = 3", "patience is 3, expected validation"),
+        ("validation = 0.1\npatience = 0", "patience is 0, expected a whole number of at least 1"),
+        ("accumulate = 0", "accumulate is 0"),
+        ("warmup = -1", "warmup is -1, expected a whole number of at least 0"),
+        ("schedule = 3", "schedule is 3"),
+        ("clip_norm = 0", "clip_norm is 0, expected a number above 0"),
     ):
         (tmp_path / "recipe.toml").write_text(text)
         with pytest.raises(ValueError, match=message):
@@ -276,7 +285,6 @@ def test_a_label_in_a_table_is_named_by_its_line(tmp_path):
     assert [number for number, line in enumerate(lines, 1) if line.endswith(",-1")] == [34]
 
 
-OPEN = "g (float[batch, 4] x, int64[2] shape) => (float[a, b] y) { m = MatMul(x, w)  y = Reshape(m, shape) }"
 TOKEN_ROWS = """g (int64[batch, 5] ids, int64[batch, 5] labels) => (float loss) {
     e = Gather(table, ids)  logits = MatMul(e, w)  loss = SoftmaxCrossEntropyLoss<ignore_index = -100>(flat, target)
 }"""

@@ -21,7 +21,7 @@ from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.run import job
 from opgrad.training.run.fit import Interrupted
-from opgrad.training.run.metrics import EpochMetrics, best_epoch
+from opgrad.training.run.metrics import EpochMetrics, best_epoch, plot_losses
 from opgrad.training.run.recipe import Recipe, Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, Resumption, RunState
 
@@ -253,6 +253,16 @@ def test_the_best_epoch_is_the_first_with_the_lowest_loss():
     assert best_epoch(history(math.nan, math.nan)) == 1
 
 
+def test_losses_are_drawn(tmp_path):
+    """Of runs with validation and without, that broke off, that were over when they went on."""
+    plain = [EpochMetrics(number, number, 0.1, 1.0 / number, None, None, 1.0, 1.0) for number in (1, 2)]
+    several = [replace(each, validation_loss=loss) for each, loss in zip(plain, (math.nan, 2.0), strict=True)]
+    broken = [replace(each, train_loss=math.nan) for each in plain]
+    for history, losses, last in ((plain, [[2.0, 1.0], [0.5]], 0.3), (several, [], None), (broken, [[math.nan]], 1.0)):
+        plot_losses(history, losses, last, "losses", tmp_path / "loss.png")
+        assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_state_survives_the_way_through_text():
     epoch = EpochMetrics(1, 2, 0.1, math.nan, 0.3, None, 1e-9, 1e300)
     state = RunState(FULL, 7, 2, [epoch], 5, 5, 7, 6, 0.1 + 0.2, 1 / 3, 2.5)
@@ -404,23 +414,3 @@ def test_settings_that_make_no_sense_leave_nothing_behind(tmp_path, options, mes
     assert (status, text.count("\n")) == (1, 1)
     assert message in text
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("validation = 0", "validation is 0"),
-        ("validation = 1.0", "validation is 1.0"),
-        ("validation = true", "validation is True"),
-        ("patience = 3", "patience is 3, expected validation"),
-        ("validation = 0.1\npatience = 0", "patience is 0, expected a whole number of at least 1"),
-        ("accumulate = 0", "accumulate is 0"),
-        ("warmup = -1", "warmup is -1, expected a whole number of at least 0"),
-        ("schedule = 3", "schedule is 3"),
-        ("clip_norm = 0", "clip_norm is 0, expected a number above 0"),
-    ],
-)
-def test_recipes_name_what_is_wrong(tmp_path, text, message):
-    (tmp_path / "recipe.toml").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        Recipe.load(tmp_path)

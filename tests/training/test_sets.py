@@ -33,26 +33,41 @@ def batches(name, reference):
     return ([[inputs[each][part] for each in reference["inputs"]] for part in parts] for parts in (steps, test))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_losses_are_those_of_the_original(name):
-    folder = ARTIFACTS / name
-    reference = json.loads((folder / "reference.json").read_text())
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+def opened(folder, checkpoint):
+    state = CheckpointState.load_checkpoint(checkpoint)
     module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
-    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    return state, module, Optimizer(folder / "optimizer_model.onnx", module)
+
+
+def check_losses(folder, reference, steps, evaluations, rtol):
+    """Those of the steps and of the evaluations, and frozen values behind them; returns state and module."""
+    state, module, optimizer = opened(folder, folder / "checkpoint")
     optimizer.set_learning_rate(reference["learning_rate"])
-    steps, test = batches(name, reference)
     losses = []
     for batch in steps:
-        losses.append(float(module(*batch)))
+        losses.append(first(module(*batch)))
         optimizer.step()
         module.lazy_reset_grad()
-    np.testing.assert_allclose(losses, reference["loss_per_step"], rtol=2e-4)
+    np.testing.assert_allclose(losses, reference["loss_per_step"], rtol=rtol)
     module.eval()
-    evaluated = [float(module(*batch)) for batch in test]
-    np.testing.assert_allclose(evaluated, reference["eval_loss_per_batch"], rtol=2e-4)
+    evaluated = [first(module(*batch)) for batch in evaluations]
+    np.testing.assert_allclose(evaluated, reference["eval_loss_per_batch"], rtol=rtol)
     for frozen, values in reference["frozen_after"].items():
         np.testing.assert_allclose(state.parameters[frozen].data, values, rtol=1e-3, atol=1e-4)
+    return state, module, evaluated
+
+
+def first(results):
+    return float(results[0] if isinstance(results, tuple) else results)
+
+
+ORIGINAL = 2e-4  # of losses after a few steps in float32, whose order of additions differs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_are_those_of_the_original(name):
+    reference = json.loads((ARTIFACTS / name / "reference.json").read_text())
+    check_losses(ARTIFACTS / name, reference, *batches(name, reference), ORIGINAL)
 
 
 FILES = ("training_model.onnx", "eval_model.onnx", "checkpoint", "optimizer_model.onnx")
@@ -114,33 +129,9 @@ def test_losses_are_those_of_the_old_artifacts(name, tmp_path):
     assert mine[-1] < mine[0]
 
 
-RTOL = 1e-5  # of losses in float32 whose sums are formed in another order, after a few steps
-
-
 @pytest.fixture(params=[each for each in SETS if each.name in ("lstm", "gru")], ids=lambda each: each.name)
 def original(request):
     return request.param
-
-
-def losses(folder, original):
-    """Those of the steps and of the evaluations."""
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
-    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    optimizer.set_learning_rate(original.reference["learning_rate"])
-    steps, evaluations = original.batches()
-    found = []
-    for batch in steps:
-        found.append(float(module(*batch.values())))
-        optimizer.step()
-        module.lazy_reset_grad()
-    module.eval()
-    return found, [float(module(*batch.values())) for batch in evaluations]
-
-
-def check_losses(found, reference):
-    np.testing.assert_allclose(found[0], reference["loss_per_step"], rtol=RTOL)
-    np.testing.assert_allclose(found[1], reference["eval_loss_per_batch"], rtol=RTOL)
 
 
 def test_artifacts_of_the_same_model_have_the_same_operators_and_losses(original, tmp_path):
@@ -165,7 +156,8 @@ def test_artifacts_of_the_same_model_have_the_same_operators_and_losses(original
     )
     recurrent = [recurrent_operators(each / "training_model.onnx") for each in (folder, tmp_path)]
     assert recurrent[0] == recurrent[1]
-    check_losses(losses(tmp_path, original), original.reference)
+    steps, evaluations = ([each.values() for each in several] for several in original.batches())
+    check_losses(tmp_path, original.reference, steps, evaluations, 1e-5)
 
 
 def recurrent_operators(path):
@@ -173,18 +165,9 @@ def recurrent_operators(path):
     return sorted(name for name in names if name.startswith(("LSTM", "GRU")))
 
 
-MODELS_RTOL = 2e-4  # of losses after a few steps in float32, whose order of additions differs
-
-
 @pytest.fixture(params=SETS, ids=lambda each: each.name)
 def model(request):
     return request.param
-
-
-def opened(folder, checkpoint):
-    state = CheckpointState.load_checkpoint(checkpoint)
-    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
-    return state, module, Optimizer(folder / "optimizer_model.onnx", module)
 
 
 def stock(path, batch):
@@ -194,29 +177,13 @@ def stock(path, batch):
 
 
 def test_losses_are_those_of_the_reference(model, tmp_path):
-    reference, (steps, evaluations) = model.reference, model.batches()
-    state, module, optimizer = opened(model.folder, model.folder / "checkpoint")
-    optimizer.set_learning_rate(reference["learning_rate"])
-    losses = []
-    for batch in steps:
-        losses.append(first(module(*batch.values())))
-        optimizer.step()
-        module.lazy_reset_grad()
-    np.testing.assert_allclose(losses, reference["loss_per_step"], rtol=MODELS_RTOL)
-    module.eval()
-    evaluated = [first(module(*batch.values())) for batch in evaluations]
-    np.testing.assert_allclose(evaluated, reference["eval_loss_per_batch"], rtol=MODELS_RTOL)
-    for frozen, values in reference["frozen_after"].items():
-        np.testing.assert_allclose(state.parameters[frozen].data, values, rtol=1e-3, atol=1e-4)
+    steps, evaluations = ([each.values() for each in several] for several in model.batches())
+    state, module, evaluated = check_losses(model.folder, model.reference, steps, evaluations, ORIGINAL)
     CheckpointState.save_checkpoint(state, tmp_path / "saved", include_optimizer_state=True)
     again = opened(model.folder, tmp_path / "saved")[1].eval()
-    assert [first(again(*batch.values())) for batch in evaluations] == evaluated
+    assert [first(again(*batch)) for batch in evaluations] == evaluated
     module.export_model_for_inferencing(tmp_path / "model.onnx", model.outputs)
-    assert all(np.isfinite(each).all() for each in stock(tmp_path / "model.onnx", evaluations[0]))
-
-
-def first(results):
-    return float(results[0] if isinstance(results, tuple) else results)
+    assert all(np.isfinite(each).all() for each in stock(tmp_path / "model.onnx", model.batches()[1][0]))
 
 
 def test_the_command_trains_and_exports(model, tmp_path):

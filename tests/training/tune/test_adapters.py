@@ -191,7 +191,7 @@ def test_weights_that_two_products_share_are_not_merged(tmp_path, target):
     np.testing.assert_array_equal(stored, before)
 
 
-def packed(quantized):
+def packed():
     """A model whose queries, keys and values are one product, which a Split node parts."""
     model = make_model(SIZE)
     weights = {each.name: each for each in model.graph.initializer}
@@ -218,7 +218,7 @@ def packed(quantized):
 
 def test_slices_of_a_packed_product(tmp_path, base):
     """Adapters beside slices of one product compute what those beside three products do, under the same names."""
-    onnx.save(packed(False), tmp_path / "model.onnx")
+    onnx.save(packed(), tmp_path / "model.onnx")
     other = read(tmp_path / "model.onnx")
     assert [each.role for each in other.products if each.parts] == ["qkv", "qkv"]
     for target in ("q|v", "v", "q|k|v"):
@@ -498,7 +498,7 @@ WITH_DORA = [name for name in CASES if name.startswith(("MatMul", "Gemm"))]
 @pytest.fixture(params=[*CASES, *(f"{name}, DoRA" for name in WITH_DORA)])
 def case(request, tmp_path):
     """A folder with such a model, the targets of adapters, and the operator beside which they are."""
-    folder, (name, dora, _) = make_folder(tmp_path / "model"), request.param.partition(", DoRA")
+    folder, (name, dora, _) = make_folder(tmp_path / "model", layers=1), request.param.partition(", DoRA")
     op, write, *arguments = CASES[name]
     Rewriter(folder / "model.onnx").write(op, write, *arguments)
     targets = TARGETS.get(name, "all-linear and lm_head").split(" and ")
@@ -536,7 +536,7 @@ def test_all_kinds_of_products(tmp_path, case):
 
 def test_packed_weights_in_a_file(tmp_path, monkeypatch):
     """They stay there: opgrad's operator multiplies with them, and the losses are those with onnxruntime's own."""
-    losses, operators, folder = [], [], make_folder(tmp_path)
+    losses, operators, folder = [], [], make_folder(tmp_path, layers=1)
     Rewriter(folder / "model.onnx").write("MatMul", as_packed)
     onnx.save(onnx.load(folder / "model.onnx"), folder / "model.onnx", save_as_external_data=True, size_threshold=0)
     for huge in (tensor_values.HUGE, 0):
@@ -574,7 +574,7 @@ def steps(folder, options, seed=3, count=3):
 
 def test_dropout(tmp_path):
     """The same seed gives the same bits; the first loss is the base's, whatever is dropped, as B is 0."""
-    folder = make_folder(tmp_path)
+    folder = make_folder(tmp_path, layers=1)
     options = "rank=4, target=all-linear, dropout=0.4"
     (first, values), (second, again) = steps(folder, options), steps(folder, options)
     assert first == second
@@ -590,7 +590,7 @@ def test_dropout(tmp_path):
 
 def test_no_token_is_dropped(tmp_path):
     """Dropout beside a table changes nothing: its operand are numbers of rows."""
-    folder = make_folder(tmp_path)
+    folder = make_folder(tmp_path, layers=1)
     found = [steps(folder, f"target=embed_tokens, dropout={ratio}")[0] for ratio in (0.5, 0)]
     assert found[0] == found[1]
 
@@ -612,13 +612,13 @@ def test_dropout_with_layers_that_are_computed_again(tmp_path):
 
 def test_what_is_dropped_differs(tmp_path):
     """Between adapters and seeds by numbers of their own, between batches by that of the batch."""
-    folder, own = make_folder(tmp_path), set()
+    folder, own = make_folder(tmp_path, layers=1), set()
     for seed in (0, 1):
         setting = Tuner(folder, lora="dropout=0.5, rank=4", seed=seed).adapted.setting(*PROMPT.shape)
         graph = setting.artifacts.training_model.graph
         held = {each.name: each for each in graph.initializer}
         own |= {int(numpy_helper.to_array(held[node.input[1]])[0]) for node in graph.node if "draw" in node.input}
-    assert len(own) == 16
+    assert len(own) == 8
     trainer = Trainer(setting.artifacts, learning_rate=0.02)
     trainer.step(BATCH)
     first, again, other = (trainer.compute_gradients({**BATCH, "draw": np.array([each])}) for each in (5, 5, 6))

@@ -32,7 +32,7 @@ def multi_head(folder):
 
 @pytest.mark.parametrize("form", ["Attention", "MultiHeadAttention", "GroupQueryAttention"])
 def test_losses_and_gradients(tmp_path, data, form):
-    folder = make_folder(tmp_path, cached=form[0] == "G", width=64, shared=2 if form[0] == "M" else 1)
+    folder = make_folder(tmp_path, layers=1, cached=form[0] == "G", width=64, shared=2 if form[0] == "M" else 1)
     if form[0] == "M":
         multi_head(folder)
     losses, gradients, shapes = [], [], []
@@ -55,7 +55,7 @@ def test_losses_and_gradients(tmp_path, data, form):
 
 
 def test_whole_run(tmp_path, data):
-    run = Tuner(make_folder(tmp_path / "model"), pack=True).fit(
+    run = Tuner(make_folder(tmp_path / "model", layers=1), pack=True).fit(
         data, tmp_path / "out", epochs=3, batch_size=2, learning_rate=0.05, validation=2, accumulate=2
     )
     losses = [each.train_loss for each in run.state.history]

@@ -124,7 +124,9 @@ def test_losses_of_fifty_steps_are_those_of_trl(model, data, options):
 def test_pairs_are_learned(tmp_path, data, train):
     """The reference is the base, whatever is trained."""
     run = {"epochs": 8, "batch_size": 4, "learning_rate": 1e-2, "validation": 2}
-    tuner = Tuner(make_folder(tmp_path / "model"), task="prefer", lora=None if train else "target=all-linear", train=train)
+    tuner = Tuner(
+        make_folder(tmp_path / "model"), task="prefer", lora=None if train else "target=all-linear", train=train
+    )
     tuned = tuner.fit(data, tmp_path / "tuned", **run)
     before, after = zip(*(tuned.figures[name] for name in ("reward margin", "reward accuracy")), strict=True)
     assert before == (0.0, 0.0)

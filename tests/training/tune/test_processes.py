@@ -27,7 +27,7 @@ def tuned(rank, folder):
 
 
 def test_two_processes(tmp_path):
-    make_folder(tmp_path / "model")
+    make_folder(tmp_path / "model", layers=1)
     data = write_lines(tmp_path / "data.jsonl", [{"text": text} for text in TEXTS * 3])
     first, second = run_processes(tuned, 2, tmp_path, str(tmp_path))
     assert first["sums"] == second["sums"]
