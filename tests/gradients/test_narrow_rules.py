@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from differences import build, in_onnxruntime, run
 from gradient_cases import CASES, NEWEST, REFERENCE_FROM, numbers
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper, shape_inference
 from onnxruntime.capi.onnxruntime_pybind11_state import (
     Fail,
     InvalidGraph,
@@ -115,6 +115,8 @@ def check(case, of, feeds):
     expected = by_reference(*differentiated(case, DOUBLE, feeds, shape))
     single = functools.cache(lambda: by_reference(*differentiated(case, SINGLE, feeds, shape)))
     graph, fed = differentiated(case, of, feeds, shape)
+    if not case.domain:
+        shape_inference.infer_shapes(graph, check_type=True, strict_mode=True)
     for results in filter(None, (by_reference(graph, fed), by_onnxruntime(graph, fed))):
         for place, (name, found, exact) in enumerate(zip(fed, results, expected, strict=True)):
             assert found.dtype == of[1], name

@@ -64,14 +64,18 @@ KINDS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "floa
 
 
 def oldest(kind):
-    """The cases of every form, in the first opset whose operator takes the type."""
+    """The cases of every form, in the first opset whose operator takes the type.
+
+    But for halves of those of which there is one opset alone, in which test_narrow_rules checks their types.
+    """
     known = sorted((case for case in CASES if case.opset <= NEWEST), key=lambda case: (case.domain, case.op, case.form))
     for _, group in itertools.groupby(known, lambda case: (case.domain, case.op, case.form)):
         cases = sorted(group, key=lambda case: case.opset)
-        yield from itertools.islice((case for case in cases if allowed(case, kind)), 1)
+        if kind == TensorProto.DOUBLE or cases[0].domain or len(cases) > 1:
+            yield from itertools.islice((case for case in cases if allowed(case, kind)), 1)
 
 
-@pytest.mark.one_case  # test_narrow_rules computes in all of them, in the last opset
+@pytest.mark.one_case  # test_narrow_rules computes in all of them, in the last opset, and checks types there
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_types_go_together(kind):
@@ -85,7 +89,7 @@ def test_types_go_together(kind):
             error.add_note(f"case: {case}")
             raise
         count += 1
-    assert count > 250
+    assert count > 150
 
 
 OPERATORS = runtime_registry.operators()

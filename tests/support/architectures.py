@@ -247,15 +247,13 @@ class Bert(nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.places, self.kinds = nn.Embedding(11, 8), nn.Embedding(7, 8), nn.Embedding(2, 8)
-        self.norm, self.layers = nn.LayerNorm(8), nn.ModuleList([Layer(8, 2, False), Layer(8, 2, False)])
+        self.norm, self.layer = nn.LayerNorm(8), Layer(8, 2, False)
         self.pooler, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
 
     def forward(self, words, kinds, keys):
         places = torch.arange(words.shape[1], device=words.device)
         x = self.norm(self.words(words) + self.places(places) + self.kinds(kinds))
-        mask = (1.0 - keys[:, None, None, :].float()) * -10000.0
-        for layer in self.layers:
-            x = layer(x, mask)
+        x = self.layer(x, (1.0 - keys[:, None, None, :].float()) * -10000.0)
         return self.head(torch.tanh(self.pooler(x[:, 0])))
 
 
@@ -272,7 +270,7 @@ class GPT2(nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.places = nn.Embedding(13, 8), nn.Embedding(6, 8)
-        self.layers = nn.ModuleList([Layer(8, 2, activation=gelu_of_gpt2), Layer(8, 2, activation=gelu_of_gpt2)])
+        self.layer = Layer(8, 2, activation=gelu_of_gpt2)
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 13, bias=False)
         self.head.weight = self.words.weight
 
@@ -280,9 +278,7 @@ class GPT2(nn.Module):
         places = torch.arange(words.shape[1])
         x = self.words(words) + self.places(places)
         mask = torch.zeros(()).masked_fill(places[:, None] < places, float("-inf"))
-        for layer in self.layers:
-            x = layer(x, mask)
-        return self.head(self.norm(x))
+        return self.head(self.norm(self.layer(x, mask)))
 
 
 class Text(nn.Module):
