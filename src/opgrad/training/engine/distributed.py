@@ -24,6 +24,8 @@ LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets
 class OtherFailed(RuntimeError):
     """What a process raises because another one has failed, with that one's reason."""
 
+    caller = "train"  # as the text says
+
 
 class OneProcess:
     """A process that trains alone: a group of one, which communicates with nobody.

@@ -196,7 +196,7 @@ def plain_gradients(
     use_blocks(model, constants, opset)
     plain = plain_model(model, opset)
     entries = {each.key: each.value for each in plain.metadata_props}
-    what = f"step: metadata {FEEDBACK} of the training model"
+    what = f"metadata {FEEDBACK} of the training model"
     statistics = {source: name for name, source in json_object(entries.get(FEEDBACK, "{}"), what).items()}
     types = declared_types(plain.graph)
     del plain.metadata_props[:], plain.graph.output[:]

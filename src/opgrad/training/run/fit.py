@@ -78,6 +78,8 @@ def step_rows(
 class Interrupted(RuntimeError):
     """The user stopped the training. `checkpoint`: the file to go on from."""
 
+    caller = ""  # no function is named before the text
+
     def __init__(self, checkpoint: Path, state: RunState):
         begun = f" and {state.rows:,} rows of the next" if state.rows else ""
         super().__init__(f"interrupted after {len(state.history)} of {state.recipe.epochs} epochs{begun}")
@@ -86,6 +88,8 @@ class Interrupted(RuntimeError):
 
 class Diverged(RuntimeError):
     """A parameter is not finite any more, and no further step could make it so."""
+
+    caller = "train"  # as the text says
 
 
 class Fit:

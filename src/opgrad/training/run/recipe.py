@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from opgrad.base.arguments import naming
 from opgrad.base.files import read_regular
 from opgrad.training.make.named_blocks import Loss
 
@@ -73,6 +74,7 @@ class Recipe:
     loss: str | None = None
     batch_norm: str | None = None
 
+    @naming("Recipe")
     def __post_init__(self) -> None:
         _require(isinstance(self.dataset, str | None), "dataset", self.dataset, "a name")
         for name, known in (("loss", tuple(Loss)), ("batch_norm", BATCH_NORM)):
@@ -105,6 +107,7 @@ class Recipe:
             self.patience is None or part is not None, "patience", self.patience, "validation, on which it depends, too"
         )
 
+    @naming("Recipe")
     def validation_rows(self, rows: int) -> int:
         """How many of so many training rows are for validation; 0 if none are.
 
@@ -117,6 +120,7 @@ class Recipe:
         return part
 
     @classmethod
+    @naming("Recipe")
     def load(cls, directory: str | PathLike[str]) -> "Recipe":
         """Read recipe.toml of a folder; without that file everything has its default.
 
@@ -125,21 +129,21 @@ class Recipe:
         path = Path(directory) / FILE
         if not path.exists():
             return cls()
-        content = read_regular(path, f"Recipe: {path}")
+        content = read_regular(path)
         try:
             settings = tomllib.loads(content.decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"Recipe: {path} is no TOML file: {error}") from None
+            raise ValueError(f"{path} is no TOML file: {error}") from None
         unknown = settings.keys() - {item.name for item in fields(cls)}
         if unknown:
             known = ", ".join(item.name for item in fields(cls))
-            raise ValueError(f"Recipe: {path} has the unknown key {min(unknown)!r}, expected {known}")
+            raise ValueError(f"{path} has the unknown key {min(unknown)!r}, expected {known}")
         return cls(**settings)
 
 
 def _require(holds: bool, name: str, value: Any, expected: str) -> None:
     if not holds:
-        raise ValueError(f"Recipe: {name} is {value!r}, expected {expected}")
+        raise ValueError(f"{name} is {value!r}, expected {expected}")
 
 
 def _is_number(value: Any) -> bool:
