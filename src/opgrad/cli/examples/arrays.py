@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -227,22 +228,13 @@ def _along(rng: np.random.Generator, large: bool) -> Iterator[tuple[Shape, Array
         yield shape, _indices(rng, shape[axis], named), axis
 
 
-def gather_elements(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return [
-        Example({"x": rng.normal(size=shape), "indices": indices, "axis": axis})
-        for shape, indices, axis in _along(rng, large)
-    ]
+def _elements(rng: np.random.Generator, large: bool, backward: bool) -> Iterator[Example]:
+    for shape, indices, axis in _along(rng, large):
+        x = {"dy": rng.normal(size=indices.shape), "shape": shape} if backward else {"x": rng.normal(size=shape)}
+        yield Example({**x, "indices": indices, "axis": axis}, max(1, indices.shape[axis]) if backward else 1)
 
 
-def gather_elements_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return [
-        Example(
-            {"dy": rng.normal(size=indices.shape), "shape": shape, "indices": indices, "axis": axis},
-            max(1, indices.shape[axis]),
-        )
-        for shape, indices, axis in _along(rng, large)
-    ]
-
+gather_elements, gather_elements_grad = partial(_elements, backward=False), partial(_elements, backward=True)
 
 # x's shape, indices' shape, batch_dims: single elements and slices, far fewer and far more indices than places.
 TUPLES: Sequence[tuple[Shape, Shape, int]] = (
@@ -265,21 +257,13 @@ def _tuples(rng: np.random.Generator, large: bool) -> Iterator[tuple[Shape, Arra
         yield shape, indices, batch, named[:-1] + shape[batch + named[-1] :]
 
 
-def gather_nd(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return [
-        Example({"x": rng.normal(size=shape), "indices": indices, "batch_dims": batch})
-        for shape, indices, batch, _ in _tuples(rng, large)
-    ]
+def _slices(rng: np.random.Generator, large: bool, backward: bool) -> Iterator[Example]:
+    for shape, indices, batch, slices in _tuples(rng, large):
+        x = {"dy": rng.normal(size=slices), "shape": shape} if backward else {"x": rng.normal(size=shape)}
+        yield Example({**x, "indices": indices, "batch_dims": batch}, max(1, indices.size) if backward else 1)
 
 
-def gather_nd_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return [
-        Example(
-            {"shape": shape, "indices": indices, "dy": rng.normal(size=slices), "batch_dims": batch},
-            max(1, indices.size),
-        )
-        for shape, indices, batch, slices in _tuples(rng, large)
-    ]
+gather_nd, gather_nd_grad = partial(_slices, backward=False), partial(_slices, backward=True)
 
 
 def slice_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:

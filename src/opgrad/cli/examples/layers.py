@@ -23,14 +23,13 @@ def normal(rng: np.random.Generator, shape: Shape, deviation: float = 1.0) -> Ar
     return np.asarray(rng.normal(0.0, deviation, shape))
 
 
-def gelu(rng: np.random.Generator, large: bool) -> Sequence[Example]:
+def _gelus(rng: np.random.Generator, large: bool, names: Sequence[str]) -> Sequence[Example]:
     shapes, deviation = ([LARGE_ELEMENTS], USUAL) if large else (ELEMENTS, FAR)
-    return [Example({"x": normal(rng, shape, deviation)}) for shape in shapes]
+    deviations = {"x": deviation, "dy": 1.0}
+    return [Example({name: normal(rng, shape, deviations[name]) for name in names}) for shape in shapes]
 
 
-def gelu_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    shapes, deviation = ([LARGE_ELEMENTS], USUAL) if large else (ELEMENTS, FAR)
-    return [Example({"dy": normal(rng, shape), "x": normal(rng, shape, deviation)}) for shape in shapes]
+gelu, gelu_grad = partial(_gelus, names=("x",)), partial(_gelus, names=("dy", "x"))
 
 
 def bias_gelu_grad_dx(rng: np.random.Generator, large: bool) -> Sequence[Example]:
@@ -430,37 +429,22 @@ def _sparse(rng: np.random.Generator, shape: tuple[int, ...], place: int) -> Arg
     return {"labels": labels, **weight}
 
 
-def softmax_cross_entropy(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return [
-        Example({"logits": normal(rng, shape), **_dense(rng, shape), "reduction": reduction}, shape[-1])
-        for shape, reduction in _cases(rng, large)
-    ]
-
-
-def sparse_softmax_cross_entropy(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return [
-        Example({"logits": normal(rng, shape), **_sparse(rng, shape, place), "reduction": reduction}, shape[-1])
-        for place, (shape, reduction) in enumerate(_cases(rng, large))
-    ]
-
-
 def _before(rng: np.random.Generator, shape: tuple[int, ...], reduction: str) -> Arguments:
     dy = normal(rng, shape[:-1] if reduction == "none" else ())
     return {"dy": dy, "log_prob": _log_prob(normal(rng, shape))}
 
 
-def softmax_cross_entropy_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return [
-        Example({**_before(rng, shape, reduction), **_dense(rng, shape), "reduction": reduction})
-        for shape, reduction in _cases(rng, large)
-    ]
+def _cross_entropies(rng: np.random.Generator, large: bool, sparse: bool, backward: bool) -> Iterator[Example]:
+    for place, (shape, reduction) in enumerate(_cases(rng, large)):
+        given = _before(rng, shape, reduction) if backward else {"logits": normal(rng, shape)}
+        labels = _sparse(rng, shape, place) if sparse else _dense(rng, shape)
+        yield Example({**given, **labels, "reduction": reduction}, 1 if backward else shape[-1])
 
 
-def sparse_softmax_cross_entropy_grad(rng: np.random.Generator, large: bool) -> Sequence[Example]:
-    return [
-        Example({**_before(rng, shape, reduction), **_sparse(rng, shape, place), "reduction": reduction})
-        for place, (shape, reduction) in enumerate(_cases(rng, large))
-    ]
+softmax_cross_entropy = partial(_cross_entropies, sparse=False, backward=False)
+sparse_softmax_cross_entropy = partial(_cross_entropies, sparse=True, backward=False)
+softmax_cross_entropy_grad = partial(_cross_entropies, sparse=False, backward=True)
+sparse_softmax_cross_entropy_grad = partial(_cross_entropies, sparse=True, backward=True)
 
 
 LARGE_LAYER = 512, 512, 32000  # tokens, numbers of a token, classes
