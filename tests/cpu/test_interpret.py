@@ -16,7 +16,7 @@ from opgrad.ops import public_operators
 from opgrad.cli.examples.arguments import error_in_ulp, tolerance
 from opgrad.cli.examples import Example, examples, expected, listed
 
-SMALL = 3000
+SMALL = 1000
 def size(values):
     return sum(map(size, values)) if isinstance(values, list) else getattr(values, "size", 0)
 
