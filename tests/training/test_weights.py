@@ -48,6 +48,12 @@ CASES = {
     "GatherElements": ("z = GatherElements(w, places)  t = Transpose(z)  y = MatMul(x, t)", {"w": (4, 4)}),
     "Where": ("t = Transpose(u)  z = Where(hidden, w, t)  y = MatMul(x, z)", {"w": (4, 4), "u": (4, 4)}),
     "Pad": ("p = Constant <value_ints = [0, 1, 0, 2]> ()  z = Pad(w, p)  y = MatMul(x, z)", {"w": (4, 4)}),
+    "Expand": (  # of a formula of constants, as relative positions are repeated for each row of a batch
+        "n = Shape <end = 1> (x)  c = Constant <value_ints = [4, 4]> ()  s = Concat <axis = 0> (n, c)  t = Tanh(w)"
+        "  z = Expand(t, s)  a = Constant <value_ints = [1]> ()  r = Unsqueeze(x, a)  m = MatMul(r, z)"
+        "  y = Squeeze(m, a)",
+        {"w": (4, 4)},
+    ),
     "CenterCropPad": (
         "s = Constant <value_ints = [4, 2]> ()  z = CenterCropPad(w, s)  y = MatMul(x, z)",
         {"w": (4, 4)},

@@ -321,10 +321,13 @@ class Candidates:
         while waiting:
             read = waiting.pop()
             for node, place in self._readers.get(read, ()):
-                if not self._constant.issuperset(captured(node)):
-                    if read != name and (place in facts_of(node).weights or node.op_type in SCALES):
+                is_constant = self._constant.issuperset(captured(node))
+                if not is_constant and read != name:
+                    if place in facts_of(node).weights or node.op_type in SCALES:
                         return True
-                elif node.op_type not in (*WAVES, *MIXING) and read in differentiable_inputs(self._graph, node):
+                    is_constant = is_handed_on(node, place)  # such as repeated for each row of the batch
+                computes = is_constant and node.op_type not in (*WAVES, *MIXING)
+                if computes and read in differentiable_inputs(self._graph, node):
                     waiting += [each for each in node.output if each not in seen]
                     seen.update(node.output)
         return False
