@@ -69,8 +69,7 @@ class Inspection:
     optimizer: nodes of the optimizer model with their attributes; optimizer_problem: why opgrad cannot run them.
     checkpoint: its content beside the parameters.
     training: what a single model would be trained as, see `Trainability`; None for a training graph.
-    tuning: what `opgrad tune` trains of a language model by default; None for other models. tuning_problem: why it
-        cannot train this one.
+    tuning: what `opgrad tune` trains of a language model by default; None: another model. tuning_problem: why not.
     note: what onnxruntime computes otherwise on this processor than the model says; None if nothing.
     """
 
@@ -107,8 +106,7 @@ class Inspection:
 def inspect(path: str | PathLike[str]) -> Inspection:
     """Look at the folder of an artifact set, of which files may be missing, or at one ONNX model, alone or in a folder.
 
-    Raises FileNotFoundError if the folder has none of the files, ValueError for a damaged one, and what
-    `read_checkpoint` raises.
+    Raises what `read_checkpoint` raises, FileNotFoundError without any of the files, ValueError for a damaged one.
     """
     from opgrad.tune.outputs import MODEL
 

@@ -281,8 +281,7 @@ def paths_of(model: onnx.ModelProto) -> dict[str, list[str]]:
 def keep_paths(model: onnx.ModelProto, paths: dict[str, list[str]]) -> None:
     """Write the paths of modules beside the nodes that read the initializers, in place.
 
-    paths: those of the model that this was made of. An initializer that several modules read is left out where another
-    number of nodes reads it now.
+    paths: of the float model. An initializer of several modules is left out where the number of its readers changed.
     """
     reads = [(node, name) for node, names in _reads(model.graph) for name in names if name in paths]
     readers: dict[str, list[onnx.NodeProto]] = {}
@@ -361,8 +360,7 @@ def with_four_bits(
 def scales(w: np.ndarray, axis: int | None, block: int | None) -> np.ndarray:
     """The scales of a weight, float32: of those that leave its largest numbers out more and more, the best for each.
 
-    axis: along which there are several; None: one for all. block: numbers along the axis with one scale; None: each
-    place of the axis has one.
+    axis: that of the scales; None: one for all. block: numbers along it with one scale; None: one number.
     """
     best, least = None, None
     for part in np.linspace(0.5, 1.0, 21):
@@ -579,8 +577,7 @@ def prepare(
     model: a float model, its bytes or the path of its file; it is not changed.
     kind: "int8": weights and activations are rounded, where onnxruntime's quantizer puts its pairs, by onnxruntime's
         quantizer itself. "int4": the weights of MatMul, Gemm and Conv alone, those of products in blocks of 32 rows.
-    calibration: batches of the model's inputs, by name, from which the scales of activations are found; int8 needs
-        them, int4 takes none.
+    calibration: batches of the model's inputs, by name, for the scales of activations; int8 needs them, int4 not.
     per_channel: whether each channel of a convolution, and with int8 of a product, has a scale of its own.
     weights: names or patterns of those that are quantized, with int8 those of products, convolutions and tables, and
         the activations beside them. None: all.

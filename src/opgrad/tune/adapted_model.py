@@ -317,8 +317,7 @@ def written(
     """The tokens that follow a prompt, until one ends the text or there are `max_new_tokens`.
 
     scores: those of the token that follows some tokens; without caches each token costs a run over all before it.
-    temperature: 0 takes the token with the highest score; else tokens are drawn, from the softmax of the scores divided
-    by it.
+    temperature: 0 takes the token with the highest score; else tokens are drawn by softmax(scores / temperature).
     """
     tokens, generator = np.asarray(prompt), np.random.default_rng(seed)
     for _ in range(max_new_tokens):

@@ -203,8 +203,7 @@ class LanguageModel:
         It gets the input `labels`, int64 [batch, length]: for each token the one that shall follow, or -100; with
         `weighted`, the mean is over `weights`, float32 [batch, length], which are 0 where no label counts. The last
         product and the loss become one node, whose scores are never whole in memory, unless its weight is among
-        `trained`, something is added to the scores, or `with_scores` asks for them. With `each` the output is the loss
-        of each token, [batch * length].
+        `trained`, something is added to the scores, or `with_scores` asks for them. each: the loss of each token.
         """
         model = copied(self.model)
         graph, body = Graph(model), GraphBody(opset_of(model), names_in(model.graph))

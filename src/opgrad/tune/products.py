@@ -37,8 +37,7 @@ class WeightProduct:
     node: the name of its node. op: its operator. layer: the number of its layer, -1 outside of layers.
     role: q, k, v, o, qkv, gate, up, down, head, embedding, or other.
     input, output: the names of what it reads and of its result, before a bias that another node adds.
-    weight: the name of the stored weight. inputs, outputs: the sizes of the last axes of both; of a table the number of
-        its rows and the size of one.
+    weight: the name of the stored weight. inputs, outputs: the sizes of their last axes; of a table rows and columns.
     parts: of a result that others split, the role of each part, its first column and the one behind its last.
     bits: of a stored number of the weight. trainable: whether the weight is a float tensor.
     shared: whether another product has the same weight.

@@ -92,8 +92,7 @@ def limit_of(given: int | None, base: int, tokens: int) -> Limit:
 class Room:
     """The memory for a step.
 
-    layers: the ends of the layers. sizes: those of axes, by the names that the graph has for them. base: the bytes of
-    weights that stay.
+    layers: the ends of the layers. sizes: of the graph's axes, by name. base: the bytes of weights that stay.
     """
 
     layers: Sequence[str]

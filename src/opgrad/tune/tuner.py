@@ -152,13 +152,11 @@ def notes(told: Told, max_length: int) -> list[str]:
 class Tuner:
     """Fine-tunes a language model on texts: low-rank adapters beside its weights, or weights of its own.
 
-    model: a folder with model.onnx and tokenizer.json, as onnxruntime-genai's builder and optimum write it, or one
-        .onnx file in such a folder.
+    model: a folder with model.onnx and tokenizer.json, as of onnxruntime-genai's builder and optimum, or an .onnx file.
     lora: what adapters are like and where, a `Lora`, a text such as `rank=8, alpha=16, target=*q_proj*|*v_proj*`, or
         several, of which each product gets the first that fits. None: `Lora()`.
     train: names or patterns of weights that are trained themselves; then there are no adapters.
-    adapter: a folder with an adapter, of this class or of PEFT, or a weights file of an exported step, that is used and
-        trained further.
+    adapter: an adapter to train further: a folder of this class or of PEFT, or a weights file of an exported step.
     memory: how many bytes a step may take; None: 1.5 times those of the base and 1 GB for each 512 tokens of a batch,
         but no more than are free. Layers are computed again in the backward part to keep that.
     max_length: the most tokens of an example; longer ones are cut, which `fit` tells.
@@ -205,8 +203,7 @@ class Tuner:
         output: the folder; adapters stand in adapter.onnx_adapter, for model.onnx beside it, and in PEFT's files;
             trained weights stand in model.onnx. metrics.json, metrics.csv, metrics.jsonl and loss.png have the figures.
         samples: prompts that are written on after every epoch. log: called with each line about the run.
-        progress: called after every step with the rows done, those of all epochs, the loss, the last validation loss,
-            and the tokens of a second.
+        progress: called after every step: rows done and in all, loss, last validation loss, tokens of a second.
         resume: go on from last.checkpoint in the folder.
         processes: those that train together, of `opgrad.training.engine.distributed`.
         validation: how many of the examples validate, their share, or a file of others.

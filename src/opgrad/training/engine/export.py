@@ -35,8 +35,7 @@ def export_model(
     artifacts: whose eval graph it is.
     parameters: the values of all parameters by name; they are stored in the types that the graph has for them.
     outputs: the tensors that become the outputs, see `declared_outputs`.
-    path: the file; beyond 2 GiB the parameters are in one of this name with ".data" appended. An error on the way
-        leaves older files as they were.
+    path: the file; beyond 2 GiB the parameters are in a second file, path + ".data". An error leaves older files alone.
     """
     values = {**artifacts.constants, **parameters}
     _save(*_inference_model(artifacts.eval_model, artifacts.name, values, outputs), Path(path))

@@ -374,8 +374,7 @@ class FlatTensors(Mapping[str, np.ndarray]):
 class TrainingMemory:
     """Parameters, gradients and optimizer of a training, at addresses that stay the same.
 
-    checkpoint: initial values. Those of trainable parameters are copied, halves as float32; of the frozen ones these
-    arrays are used.
+    checkpoint: initial values. Trainable parameters are copied, halves as float32; frozen ones are used as they are.
     unchanged: whether nobody has written into the trainable arrays, so that mapped files may free their pages.
     row_wise: the names of trainable tables of which a step changes some rows alone.
 

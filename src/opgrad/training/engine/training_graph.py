@@ -282,8 +282,7 @@ def run(
 def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
     """An OrtValue with a copy of the array.
 
-    It owns its memory. If it borrowed the array's, the array that its `numpy()` returns would dangle after the
-    OrtValue is freed.
+    It owns its memory: an array that `numpy()` of a borrowing OrtValue returns dangles once the OrtValue is freed.
     """
     value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type)
     value.update_inplace(array)
@@ -320,8 +319,7 @@ def first_run(
     """Within the `with` block, the first kernel that the cache lacks starts the compilation of all of the graph's.
 
     shapes: returns the shapes of the inputs, for which they are compiled. The value of the block is the options of the
-    run. After this run onnxruntime frees the memory of its arena: it then knows how much it needs, and allocates that
-    in one piece for the next run.
+    run. After the run onnxruntime frees its arena, knows how much it needs, and allocates one piece for the next run.
     """
 
     def compile_all() -> None:

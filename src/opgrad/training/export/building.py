@@ -174,8 +174,7 @@ class Labels:
 class GradientGraph:
     """A training graph in operators of ai.onnx, without outputs.
 
-    types: those of the graph's values. gradients: the name of each parameter's gradient. statistics: the name of each
-    running statistic's new value.
+    types: of its values. gradients: names by parameter. statistics: names of new values by running statistic.
     """
 
     model: onnx.ModelProto

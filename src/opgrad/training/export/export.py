@@ -60,8 +60,7 @@ def export_step(
     weights: "float32", or "float16" for parameters that are kept in half the bytes and computed with in float32.
     opset: of ai.onnx; None: that of the graph, 16 at least. inline: no functions, for runtimes that know none.
     outputs: names of further values of the training graph; "accuracy" is the share of right answers.
-    models: "eval" writes step.eval.onnx, too, which gives loss, scores and accuracy, and "infer" step.infer.onnx, which
-        gives the scores.
+    models: "eval" also writes step.eval.onnx (loss, scores, accuracy), "infer" also step.infer.onnx (scores).
 
     Returns what was written. Frozen parameters are part of the models. Nothing is written unless all can be.
     Raises TypeError, ValueError, also where one of the files is a device, a pipe or a link that `output` does not name,

@@ -145,8 +145,7 @@ def accumulating(model: onnx.ModelProto, gradients: Mapping[str, str]) -> onnx.M
 def without_accumulators(model: onnx.ModelProto, what: str) -> dict[str, str]:
     """Let a training model of a file have its gradients as outputs, in place; returns their names by parameter.
 
-    what: the file, for messages. Raises ValueError where accumulators are used in another way than by generators of
-    artifacts.
+    what: the file, for messages. Raises ValueError for accumulators unlike those of artifact generators.
     """
     graph = model.graph
     used = Counter([*(name for node in graph.node for name in node.input), *(each.name for each in graph.output)])
@@ -358,8 +357,7 @@ class ArtifactSet:
     rule: how the optimizer changes the parameters.
     trainable, frozen: the initial parameters, read-only, by name; only the trainable ones have gradients. Those that
         training changes are float32 where the models have float16 or bfloat16.
-    constants: large tensors that are no parameters and that graphs share, read-only, by name; these have inputs in
-        their places.
+    constants: large tensors beside the parameters, read-only, by name; the graphs share them as inputs.
     files: for those of them that lie in a file, the file, the first byte and the number of bytes.
     tune: of a fine-tuning what identifies it, as JSON.
     inputs: the arrays of a batch, in the graph's order.
@@ -390,8 +388,7 @@ class ArtifactSet:
 
         directory: the folder with training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint.
         Raises FileNotFoundError if one is missing and NotADirectoryError for a file, which say what makes a set,
-        ValueError if one of the files is damaged or belongs to another model, and NotImplementedError if the optimizer
-        is none that opgrad has.
+        ValueError for a damaged file or one of another model, NotImplementedError for an optimizer unknown to opgrad.
         """
         folder = Path(directory)
         finish_interrupted(folder)

@@ -431,8 +431,7 @@ def load_inputs(
 ) -> Dataset:
     """The data for a model's inputs alone, of what may hold labels, too.
 
-    source: a file as of `load_file`, or the name of a dataset as of `load_named`. inputs: without a label.
-    Raises what these raise.
+    source: a file for `load_file`, or a name for `load_named`, which raise the errors. inputs: without a label.
     """
     path = Path(source)
     if path.suffix != ".npz":

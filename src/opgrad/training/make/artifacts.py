@@ -234,8 +234,7 @@ class Artifacts:
     trainable, frozen: the names of the parameters, in the order in which the models have them as inputs.
     constants: float tensors of more than one number that the model keeps as they are.
     inputs: the arrays of a batch, in the models' order. outputs: those of the models; the loss is the first.
-    sizes: the numbers of elements of the parameters. notes: warnings about what is probably a mistake or cannot be
-    trained by opgrad.
+    sizes: elements of the parameters. notes: warnings of probable mistakes, and of what opgrad cannot train.
     """
 
     directory: Path

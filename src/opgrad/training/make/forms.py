@@ -31,8 +31,7 @@ RESULTS = ("running_mean", "running_var", "saved_mean", "saved_inv_std")
 def normalize(model: onnx.ModelProto) -> None:
     """Bring a model into the form for training, in place.
 
-    It then has at least opset 12, correct declared shapes, no inputs with default values, no weights in functions, and
-    unique names.
+    Opset 12 at least, correct declared shapes, no inputs with defaults, no weights in functions, unique names.
     """
     if opset_of(model) < LEAST_OPSET:
         conversion.raise_opset(model, LEAST_OPSET)

@@ -197,8 +197,8 @@ def training_graph(
     model: changed. loss: one number. wanted: inputs of the graph. constants: the values of other inputs, on which
         shapes depend. ends: values with whose nodes segments may end. known: a graph with the types of values.
 
-    Raises ValueError where the loss is no number or does not depend on one of them, NotImplementedError for nodes that
-    have no gradient.
+    Raises ValueError for a loss that is no number or does not depend on one of them, NotImplementedError for nodes
+    without a gradient.
     """
     with_running_statistics(model)
     inputs = [copied(each) for each in model.graph.input]

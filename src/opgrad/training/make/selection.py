@@ -236,8 +236,7 @@ class Selection:
     held: the frozen ones that were named in frozen_params.
     constants: float tensors of more than one element that are no parameters.
     shared: for trainable and held weights that several layers read, these.
-    torn: biases that a pattern takes without the weights of their layers, each with the name of the weight, where that
-        tells nothing of the layer.
+    torn: biases that a pattern takes without their layers' weights, with a weight's name where it tells no layer.
     untrained: where all weights are taken, the constants that may have been learned, see `Candidates.doubtful`.
     """
 

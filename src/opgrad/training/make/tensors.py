@@ -1,7 +1,6 @@
 """Tensors as users name them, by patterns and by the modules that read them, and those that several layers share.
 
-A pattern is one of the shell, such as `layers.0.*`. It matches names of tensors, and the names that tensors would have
-in the modules that read them.
+A pattern of the shell, such as `layers.0.*`, matches names of tensors, and their names in modules that read them.
 """
 
 import fnmatch

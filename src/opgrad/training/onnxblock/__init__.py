@@ -42,8 +42,7 @@ def save_checkpoint(
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto) -> None:
     """Give the initializers of a model the values that a checkpoint has for them.
 
-    path_to_checkpoint: the file. model: changed in place; parameters of the checkpoint that are inputs of it become
-        initializers.
+    path_to_checkpoint: the file. model: changed in place; inputs that the checkpoint has become initializers.
 
     Raises what `read_checkpoint` raises, TypeError for another model, ValueError if the checkpoint is a nominal one, or
     has a parameter that the model does not have, or has in another type or shape.

@@ -65,8 +65,7 @@ class Run(Trained):
     """The results of a training run.
 
     train_rows, validation_rows, test_rows: the numbers of rows in each part of the data.
-    test: the evaluation of the exported parameters on the test rows; they are those of the best epoch or, without
-    validation, of the last one.
+    test: the evaluation on the test rows of what is exported: the best epoch or, without validation, the last one.
     exported_accuracy: the accuracy of the exported model in a session without opgrad; None if the label is no class.
     processes: how many trained together. communication: the share of the time that the first process spent on
     exchanging gradients, including waiting for the others.
@@ -143,13 +142,11 @@ def train(
         validation, best.checkpoint; made if need be, when everything else is found to be right.
     progress: called after every step.
     resumption: the checkpoint to go on from; None begins with that of the artifact set.
-    processes: those that train together, all of which call; the first one writes, and alone returns a run. None: this
-        process trains alone.
+    processes: which train together, all calling; the first writes, and alone returns a run. None: this one alone.
     finish: changes the file of the trained model before it is evaluated; None leaves it as it is.
     loggers: what gets the figures while they come, of `LOGGERS`.
     device: where this process trains, see `Trainer`; several processes train on CPUs.
-    Raises `Interrupted` after Ctrl-C, `Diverged` when parameters are no numbers any more, ValueError for settings, data
-    or a checkpoint that do not fit.
+    Raises `Interrupted` after Ctrl-C, `Diverged` for parameters that are no numbers, ValueError for what does not fit.
     """
     check_loggers(loggers)
     processes = processes or OneProcess()
@@ -297,8 +294,7 @@ def make_folder(folder: Path, resumption: Resumption | None) -> None:
 def _fastest_trainer(make: Callable[[int], Trainer], batch: Dataset) -> tuple[Trainer, int]:
     """A trainer whose kernels are compiled, and its number of threads: all of them, or one if that is faster.
 
-    make: makes a trainer with so many threads. Only one exists at a time, because each has memory for parameters,
-    gradients and moments.
+    make: makes a trainer with so many threads. One exists at a time, for the memory of parameters and moments.
     """
     threads = get_num_threads()
     trainer = make(threads)

@@ -32,8 +32,7 @@ class Recipe:
     dataset: the name of a dataset that opgrad can find itself ("digits"), or None.
     divide: by input, the number that its values are divided by before they reach the graph.
     test_rows: how many rows are kept for the test; None keeps a fifth.
-    validation: how many of the other rows are kept to validate every epoch: a number of rows, or a fraction below 1;
-        None keeps none.
+    validation: how many of the other rows validate every epoch: a number of rows, a fraction below 1, or None.
     split_seed: rows are parted in the order of `default_rng(split_seed).permutation`, the test rows last; what is
         left is parted once more in the same way, the validation rows last.
     seed: epoch e (from 0) takes its rows in the order of `default_rng(seed + e).permutation`.
@@ -43,10 +42,8 @@ class Recipe:
     schedule: how the learning rate changes: "constant", "linear" or "cosine"; see `Schedule`.
     warmup: steps over which the learning rate rises from 0.
     accumulate: how many batches make one step; its gradient is that of the mean over all their rows.
-    clip_norm: the largest Euclidean norm of all gradients together; longer ones are scaled down. None leaves it to the
-        optimizer model.
-    row_wise: names or patterns of embedding tables of which a step changes the rows alone that its batches have read;
-        see `Trainer`.
+    clip_norm: the largest Euclidean norm of all gradients together, to which longer ones are scaled; None: the set's.
+    row_wise: names or patterns of embedding tables of which a step changes the rows that it has read; see `Trainer`.
     fuse: whether nodes of the training graph become one, such as the loss and its gradient; see `Trainer`.
     loss_scale: the number that the loss of a graph in float16 is multiplied by, or "dynamic"; see `Trainer`.
     patience: after how many epochs without a better validation loss training ends; None: never.

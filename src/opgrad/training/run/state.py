@@ -50,8 +50,7 @@ class RunState:
     history: the finished epochs.
     steps: the steps of the run.
     optimizer_steps: the optimizer's steps, which are more if the run began with a checkpoint that had some.
-    rows, batches, loss_sum, seconds: of the epoch that has begun: rows trained, their batches, the sum of these
-        batches' losses, the time.
+    rows, batches, loss_sum, seconds: of the epoch that has begun: rows, batches, the sum of their losses, the time.
     initial_loss: that of some training rows before the first step.
     """
 
