@@ -187,8 +187,7 @@ def make(
 
     folder: None: they are made in memory. command: for messages. clip_norm: of the optimizer model.
     others: arguments of `generate_artifacts`.
-    Returns what `generate_artifacts` or, in memory, `models_of` returns. Raises ValueError for a model or options of
-    which nothing can be made, OSError.
+    Returns the result of `generate_artifacts` or, in memory, of `models_of`. Raises ValueError, OSError.
     """
     from opgrad.onnx.graph.loading import read_model
     from opgrad.training.make import artifacts

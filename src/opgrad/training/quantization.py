@@ -150,10 +150,7 @@ Choose: TypeAlias = Callable[[Iterable[str]], set[str]]  # of weights that could
 
 
 def choice(weights: Iterable[str], candidates: Candidates) -> Choose:
-    """The choice of these weights: names or patterns.
-
-    candidates: of the model that was given, whose names they are.
-    """
+    """The choice of these weights: names or patterns. candidates: of the model that was given, whose names they are."""
 
     def choose(known: Iterable[str]) -> set[str]:
         """Raises ValueError for a name or a pattern that matches none of the known ones."""
@@ -579,8 +576,7 @@ def prepare(
         quantizer itself. "int4": the weights of MatMul, Gemm and Conv alone, those of products in blocks of 32 rows.
     calibration: batches of the model's inputs, by name, for the scales of activations; int8 needs them, int4 not.
     per_channel: whether each channel of a convolution, and with int8 of a product, has a scale of its own.
-    weights: names or patterns of those that are quantized, with int8 those of products, convolutions and tables, and
-        the activations beside them. None: all.
+    weights: names or patterns of quantized weights, with int8 also of tables, and activations beside; None: all.
 
     Each scale is exp(w) of a weight w, named as the scale with ".log" behind; its gradient is that of a learned step
     size. Source: Learned Step Size Quantization, Esser et al. 2020; logarithms as in Trained Quantization Thresholds,

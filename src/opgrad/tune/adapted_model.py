@@ -245,8 +245,7 @@ class Summary:
 
     adapters: where they are. trained: how many numbers are trained. numbers: how many the weights of products have.
     base: the bytes of weights that stay as they are. rows, length: of a batch, length in tokens.
-    step: the bytes that a process takes for such a batch, as `--memory` estimates them. limit: the most that it shall
-        take: that of `--memory`, or a default.
+    step: the bytes that a process takes for a batch, as estimated. limit: the most bytes, of `--memory` or a default.
     again: the number of layers that are computed again in the backward part.
     unreached: how many products do not reach the scores, and so are not trained.
     """
@@ -347,8 +346,7 @@ def write_by_genai(
 ) -> Iterator[int]:
     """The tokens that a model writes behind a prompt, until one ends the text or there are `max_new_tokens`.
 
-    folder: of the model. adapter: the file of an adapter, whose parameters are inputs of the model; None: none.
-    temperature, seed: as of `written`.
+    folder: of the model. adapter: the file of an adapter that the model takes. temperature, seed: as of `written`.
     """
     import onnxruntime_genai as genai
 

@@ -175,8 +175,7 @@ class _CacheWriter:
     def _empty(self, value: onnx.ValueInfoProto) -> None:
         """A cache of which the axis of the past has no elements, or a state of zeros, which has no such axis.
 
-        The graph tells the axis: new keys and values are put behind it, or its length is asked for; it tells the
-        others as far as the input does not.
+        The graph tells the axis, along which keys are appended or whose length is read, and sizes the input lacks.
         """
         kind, axes = value.type.tensor_type, value.type.tensor_type.shape.dim
         sizes: list[int | None] = [each.dim_value if each.HasField("dim_value") else None for each in axes]
@@ -208,8 +207,7 @@ class _CacheWriter:
 class _Past:
     """What a graph does with a cache.
 
-    axis: that of the past, if the graph tells it. sizes: those of the axes, as far as they are known. written: the
-    operator that writes into it, "" if there is none.
+    axis: of the past, if the graph tells it. sizes: of the axes, if known. written: the operator that writes into it.
     """
 
     def __init__(self, graph: Graph, name: str, sizes: list[int | None]):

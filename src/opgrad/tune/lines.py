@@ -25,8 +25,7 @@ BLOCK = 1 << 16  # characters that are read at once
 class Lines:
     """The lines of a file, or of all files of a folder.
 
-    source: a .jsonl file, an array in a .json file, a .csv or a .parquet file, the first three perhaps with .gz behind
-        their names, or a folder of these.
+    source: a .jsonl, .json (an array), .csv, each perhaps with .gz behind, or .parquet file, or a folder of these.
     path: a file with a JSON value in each line: the source, or one that lives as long as this object.
     Raises OSError, ValueError that names the place of what is wrong, ModuleNotFoundError without pyarrow.
     """

@@ -2,8 +2,7 @@
 
 With DoRA they also learn the length of each column of a weight, m:
 y = (x · W + x · A · B · scale) · m / |W + A · B · scale|, where the norm of each column counts as a constant for
-gradients. |w + a b|² = |w|² + 2 b · (aᵀ w) + b · (aᵀ a) b: of W the training graph needs the norms and a product with
-Aᵀ alone, so that W stays as it lies.
+gradients. |w + a b|² = |w|² + 2 b · (aᵀ w) + b · (aᵀ a) b needs norms of W and Aᵀ · W alone: W stays as it lies.
 """
 
 import math
@@ -80,8 +79,7 @@ class Lora:
 class Adapter:
     """An adapter beside a product, or beside some columns of its result.
 
-    name: the module's name as PEFT calls it; `name.lora_A.weight` and `name.lora_B.weight` are the parameters, and with
-        DoRA `name.lora_magnitude_vector`.
+    name: the module's, as PEFT has it: `name.lora_A.weight`, `name.lora_B.weight`, DoRA's `name.lora_magnitude_vector`.
     product: the product. lora: what it is. first, last: the columns of the result that it adds to, the last excluded.
     norms: with DoRA, the squared norms of the columns of the weight, float64 [outputs].
     """

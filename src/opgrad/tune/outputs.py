@@ -174,8 +174,7 @@ def write_tuned(
 ) -> list[str]:  # fmt: skip
     """Write adapters, and the base with inputs for them, into a folder; an error leaves it as it was.
 
-    file: of the base; other files in which it keeps tensors are copied as they are, unless `with_base` is False. about:
-    what tune.json says. Returns the names of the files.
+    file: of the base, whose other files are copied with `with_base`. about: for tune.json. Returns the files' names.
     """
     model = with_inputs(base, adapters)
     for tensor in model.graph.initializer:

@@ -243,8 +243,7 @@ def configuration(adapters: Sequence[Adapter]) -> dict[str, Any]:
 def read(folder: Path, base: LanguageModel) -> tuple[list[Adapter], dict[str, np.ndarray]]:
     """The adapters in PEFT's files, for a base, and their values by the names that they have here.
 
-    Raises FileNotFoundError, ValueError for damaged files or an adapter of another model, NotImplementedError for one
-    that computes something else than LoRA does.
+    Raises FileNotFoundError, ValueError for damaged files or another model, NotImplementedError for other than LoRA.
     """
     if not all((folder / name).is_file() for name in (CONFIG, WEIGHTS)):
         raise FileNotFoundError(f"{folder} has no {CONFIG} and {WEIGHTS}, expected a folder with an adapter")

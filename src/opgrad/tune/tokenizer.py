@@ -32,8 +32,7 @@ PROCESS = Path(__file__).with_name("template_process.py")
 class ChatTemplate:
     """A template that writes the messages of a chat as one text.
 
-    It is rendered by a process of its own, in jinja2's sandbox, with limits of memory and time; that is started here,
-    and ends with this object.
+    A process of its own, which ends with this object, renders it in jinja2's sandbox, within limits of memory and time.
 
     source: in jinja2's language. special: texts of special tokens by name. origin: the file, for messages.
     Raises ValueError if the source is no template, or takes more than the limits.

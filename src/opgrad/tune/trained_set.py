@@ -105,8 +105,7 @@ def plan(made: Differentiated, room: Room) -> tuple[MemoryPlan, onnx.ModelProto]
     """Choose the layers that are computed again; returns the choice and the training graph.
 
     made: the graph of the loss and the gradients, its outputs.
-    A default limit is kept as far as it can be. Raises ValueError if a step takes more than a given one even if all
-    layers but the last are computed again.
+    A default limit is kept if it can be. Raises ValueError if a step exceeds a given one though layers are recomputed.
     """
 
     layers, sizes, limit = room.layers, room.sizes, room.limit

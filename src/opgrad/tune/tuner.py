@@ -40,8 +40,7 @@ LARGEST_LOSS = math.log(sys.float_info.max)  # whose exponential is a number
 class Tuned(job.Trained):
     """The results of a fine-tuning.
 
-    told: what was done with the examples. rows, validation_rows: how many examples were trained on and validated with.
-    files: the names of the files that make the result.
+    told: what was done with the examples. rows, validation_rows: how many trained and validated. files: their names.
     trained: how many numbers were trained. samples: for each epoch, prompts with the texts behind them.
     processes: how many trained together. figures: of the validation examples by the task's measures, before the
     training and with what was written; the first is None in a run that was resumed.
@@ -290,8 +289,8 @@ class Tuner:
     ) -> str:  # fmt: skip
         """The text that the model, with what was trained, writes after a prompt.
 
-        temperature: 0 takes the best token each time; else it is drawn. chat: whether the prompt is a user's message in
-        the model's chat template; None: if it has one.
+        temperature: 0 takes the best token each time; else it is drawn. chat: whether the chat template is used for the
+        prompt; None: if there is one.
         """
         return self.adapted.write(prompt, max_new_tokens, temperature, seed, chat)
 

@@ -328,8 +328,7 @@ class FlatTensors(Mapping[str, np.ndarray]):
     """Named float32 arrays that lie one behind the other in one array.
 
     shapes: by name, in the order in which they lie. Each starts on a cache line, with zeros before the next.
-    device: where they lie; None: in the host's memory, as views of which they are read and written. Of a device's
-    memory, reading gives a copy that cannot be written.
+    device: where they lie; None: in the host's memory, as views; reading a device's gives a read-only copy.
 
     flat: float32 [n], the memory of all of them. operands: each of them, where it lies.
     extended: float32 [n + 1], the same memory with one further number behind it; of a device this number alone.

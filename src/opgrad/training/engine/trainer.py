@@ -39,8 +39,7 @@ UNSCALED_SUFFIX = "_grad.unscaled"  # behind a parameter's name: its gradient in
 class LossScale:
     """The factor of the loss, and the steps that were skipped.
 
-    given: the factor, or "dynamic": it begins with 2 ** 15, is halved where gradients overflow, and doubled after 2,000
-        steps in which none did.
+    given: the factor, or "dynamic": from 2 ** 15, halved when gradients overflow, doubled after 2,000 steps without.
 
     skipped: how many steps were skipped. factor: the present one.
     Raises ValueError for anything else.

@@ -459,8 +459,7 @@ def open_training(
 def session_options(threads: int, patterns: bool = True) -> onnxruntime.SessionOptions:
     """Session options for so many threads; they turn off logging, which would repeat the texts of exceptions.
 
-    Products with weights that DequantizeLinear unpacks take floats: by itself onnxruntime rounds the other operand to 8
-    bits where it makes MatMulNBits of them.
+    Activations stay float32: onnxruntime would round them to 8 bits where it makes MatMulNBits of DequantizeLinear.
     patterns: whether a run takes its memory in one piece, of a size that is found for each shape of the inputs. Where
     shapes vary, pieces of several sizes stay: 1.6 GB in place of 1.1 for a model of 135 million weights.
     """

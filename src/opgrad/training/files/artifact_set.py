@@ -265,10 +265,7 @@ def find_objective(model: onnx.ModelProto, loss: str, inputs: Sequence[str]) -> 
 
 
 class _LossPart:
-    """The part of an eval graph that leads to the loss.
-
-    nodes: those on which the loss depends, in their order.
-    """
+    """The part of an eval graph that leads to the loss. nodes: those on which the loss depends, in their order."""
 
     def __init__(self, model: onnx.ModelProto, loss: str):
         self.graph, self.loss = Graph(model), loss
@@ -421,8 +418,7 @@ class ArtifactSet:
 
         models: the training graph, whose last outputs are the gradients, and the eval graph, both with placeholders.
         values: those of the placeholders. parameters: the trainable and the frozen ones.
-        inputs: those of a batch, for a language model, whose graphs share all large tensors, and compute in the types
-            that they have; else they are those of the graph.
+        inputs: a batch's of a language model, whose graphs share large tensors in their own types; else the graph's.
         """
         given, (trainable, frozen), written = tuple(inputs), parameters, written_inputs(models[0].graph)
         specs = [tensor_spec(each) for each in models[0].graph.input if each.name not in {*trainable, *frozen}]

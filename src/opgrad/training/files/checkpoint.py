@@ -31,8 +31,8 @@ FILLED = bytes(checkpoint_tables.ALIGNMENT)
 def read_files(path: Path) -> tuple[memoryview, checkpoint_tables.Values | None, memoryview]:
     """The content of a checkpoint's file, its root table, and the content of the file with its values.
 
-    Another process may replace them meanwhile: all are of one time. Weights of an exported step have no table. Raises
-    FileNotFoundError, `NoFile`, `Damaged`.
+    All are of one time, whoever replaces them. Weights of a step have no table. Raises FileNotFoundError, `NoFile`,
+    `Damaged`.
     """
     path = Path(os.path.realpath(path))
     while True:
@@ -135,8 +135,7 @@ class OptimizerGroup:
 
     step: the number of steps done.
     learning_rate: the learning rate that a schedule starts from, float32 in the file.
-    moments: the moments of every trainable parameter, by the parameter's name and by their own: "momentum0" and
-        "momentum1" for AdamW, "momentum0" for SGD.
+    moments: by trainable parameter and by name, "momentum0" and "momentum1" for AdamW, "momentum0" for SGD.
     """
 
     step: int
@@ -268,8 +267,7 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | PathLike[str], *, exter
 
     checkpoint: what the file shall hold. Arrays are float32, float64, float16, bfloat16, integers or bool, in any
         layout. Floats, `learning_rate` and properties, are rounded to float32; a bool property becomes 0 or 1.
-    path: the file. What was there stays whole until the new file has been written, and then is replaced at once. Where
-        it is a link, that to which it leads is written.
+    path: the file, or a link to it. An older file stays whole until the new one is written and replaces it at once.
     external_data: whether the values go into a second file. Default: only if all of them together do not fit a
         FlatBuffer, 2 GiB. Its name is that of the first with ".data" appended, where onnxruntime-training looks for it;
         where there is a file of this name, or a checkpoint is replaced, sixteen digits of the content's SHA-256 are in

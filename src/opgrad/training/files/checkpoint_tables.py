@@ -51,8 +51,7 @@ class Field:
     """A field of a table.
 
     index: its place in the table.
-    kind: the type of a number, str, bytes (read as an array of uint8), list (of int64), the fields of a table, or
-        a list with the fields of the tables in it.
+    kind: a type of numbers, str, bytes (an array of uint8), list (of int64), fields of a table, or a list of such.
     default: the number that a missing field stands for.
     required: whether a table without this field is damaged.
     """
@@ -271,8 +270,7 @@ def size(values: Any) -> int:
 def contents(values: Values) -> Iterator[memoryview]:
     """The content of a checkpoint file whose root table has these values; None stands for a field that is absent.
 
-    Arrays may have any layout. The content comes in pieces: a contiguous array is a piece without a copy, and of the
-    others only one copy at a time is in memory.
+    Arrays may have any layout. A contiguous array is a piece without a copy; of others one copy is made at a time.
     """
     builder = _Builder(size(values))
     builder.Finish(_write_table(builder, CHECKPOINT, values), IDENTIFIER)

@@ -105,8 +105,7 @@ def read_shared(source: Source) -> Fed:
 def shared(model: onnx.ModelProto, values: Mapping[str, Held]) -> Fed:
     """A copy of a model for a session, and the values of initializers that became inputs of it, by name.
 
-    If the huge ones among its placeholders are large in all, they become inputs: sessions of several models then share
-    their memory. values: those of all placeholders.
+    Huge placeholders that are large in all become inputs, whose memory sessions share. values: of all placeholders.
     """
     held = {each.name: values[each.name] for each in model.graph.initializer if is_placeholder(each)}
     huge = {name: each for name, each in held.items() if nbytes_of(each) > HUGE}

@@ -1,7 +1,6 @@
 """Blocks build a model of their parts: operators, and optimizers. One model is built at a time in each thread.
 
-A block of an operator is called with names of values, and returns one. An optimizer's block makes an optimizer model of
-the parameters that it is to change.
+A block of an operator is called with names of values, and returns one; an optimizer's block makes a model of its own.
 """
 
 import functools

@@ -197,8 +197,7 @@ def training_graph(
     model: changed. loss: one number. wanted: inputs of the graph. constants: the values of other inputs, on which
         shapes depend. ends: values with whose nodes segments may end. known: a graph with the types of values.
 
-    Raises ValueError for a loss that is no number or does not depend on one of them, NotImplementedError for nodes
-    without a gradient.
+    Raises ValueError for a loss that is no number or depends on none, NotImplementedError for nodes without gradient.
     """
     with_running_statistics(model)
     inputs = [copied(each) for each in model.graph.input]

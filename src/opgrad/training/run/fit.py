@@ -32,8 +32,7 @@ Progress = Callable[[int, int, float, float | None, float], None]
 class BatchPart:
     """The rows of a batch that one process computes.
 
-    rows: their numbers. batch: the number of the batch in the step. of_batch, of_step: the weight of these rows as a
-    share of that of the whole batch, and of the step.
+    rows: their numbers. batch: its number in the step. of_batch, of_step: their share of its weight, of the step's.
     """
 
     rows: np.ndarray

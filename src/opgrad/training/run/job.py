@@ -46,8 +46,7 @@ DIVERGED = 100.0  # a last loss of more than so many times the initial loss mean
 class Trained:
     """The results of any training.
 
-    state: the settings, and the metrics of every epoch. batch_losses: the loss of every batch, for each epoch since the
-    run was begun or resumed. output: the folder.
+    state: settings, and metrics of every epoch. batch_losses: by epoch since the start or resume. output: the folder.
     """
 
     state: RunState

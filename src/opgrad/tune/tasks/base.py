@@ -82,8 +82,7 @@ class Task:
     def with_loss(self, base: LanguageModel, trained: Collection[str], form: int, plain: bool) -> Learned:
         """A model, which has its adapters, with its loss as the only output, and the inputs of a batch by name.
 
-        trained: names of weights that are trained. form: that of the examples. plain: whether the graph is for other
-        runtimes: then its scores are values of their own.
+        trained: names of trained weights. form: of the examples. plain: for other runtimes, with scores as values.
         """
         raise NotImplementedError
 
