@@ -126,11 +126,6 @@ CASES = {
     "SkipSimplifiedLayerNormalization": ("", [X, X, (8,)], 1),
     "BiasGelu": ("", [X, (8,)], 1), "FastGelu": ("", [X], 1), "QuickGelu": ("", [X], 1), "Gelu": ("", [X], 1),
     "ScaledSiLU": ("", [X], 1), "GatedAdd": ("", [X, X, (2, 5, 1)], 1), "GatedRMSNorm": ("", [X, (4,), X], 1),
-    "BranchwiseRMSNorm": ("num_branches = 2", [X], 1), "HyperConnectionPreMix": ("num_branches = 2", [X, (2, 5, 2)], 1),
-    "HyperConnectionPostMix": ("", [(2, 3, 4), (2, 4), (2, 3)], 1),
-    "EngramGate": ("", [(2, 5, 2, 8), (2, 5, 2, 8), X, (2, 8), (2, 8)], 1), "SampleOp": ("", [X], 1),
-    "GridSample": ("", [(1, 2, 4, 4), (1, 3, 3, 2)], 1),
-    "MoEGroupRouter": ("top_k = 2", [(5, 8), (8,)], 1),
     "MoE": ("k = 2", [X, (10, 4), (4, 6, 8), (4, 6), (4, 8, 6)], 1),
     "TransposeMatMul": ("transA = 1", [(2, 8, 5), (2, 8, 3)], 1),
 }  # fmt: skip

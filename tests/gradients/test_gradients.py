@@ -159,7 +159,6 @@ def test_functions_of_the_model_are_expanded():
 ANY_SIZE = {
     "AveragePool": "AveragePool <kernel_shape = [2, 3], strides = [2, 1], pads = [1, 0, 0, 1]> (x)",
     "AveragePool, pads count": "AveragePool <kernel_shape = [2, 2], pads = [1, 1, 0, 0], count_include_pad = 1> (x)",
-    "LpPool": "LpPool <kernel_shape = [2, 2]> (x)",
     "GlobalAveragePool": "GlobalAveragePool(x)",
     "ReduceMean": "ReduceMean <axes = [2], keepdims = 0> (x)",
     "Resize": 'Resize <coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (x, , two)',

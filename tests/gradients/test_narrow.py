@@ -40,8 +40,6 @@ CASES = {
     "GroupNormalization": ("y = GroupNormalization <num_groups = 1> (x, scale, bias)", 400 * numbers(2, 2, 40, 40)),
     "RMSNormalization": ("y = RMSNormalization(x, gain)", 400 * numbers(3, 8)),
     "AveragePool": ("y = AveragePool <kernel_shape = [60, 60], strides = [60, 60]> (x)", ties(1, 1, 120, 120)),
-    "LpPool": ("y = LpPool <kernel_shape = [40, 40], strides = [40, 40]> (x)", 8 * numbers(1, 1, 80, 80)),
-    "GlobalLpPool": ("y = GlobalLpPool(x)", 8 * numbers(1, 2, 80, 80)),
     "ReduceL1": ("y = ReduceL1 <axes = [1]> (x)", numbers(2, 600)),
     "ReduceL2": ("y = ReduceL2 <axes = [1]> (x)", numbers(2, 3000)),
     "ReduceLogSum": ("y = ReduceLogSum <axes = [1]> (x)", 3 + numbers(2, 9000)),

@@ -151,12 +151,7 @@ def check_resized(model, x, dy, results, lowered=True):
 
 # --- operators of com.microsoft ---
 
-POOL = "LpPool <kernel_shape = [2, 3], strides = [2, 2]"
 SAME = {
-    "LpPool": (
-        f"m = Reshape(x, image) y = {POOL}, ceil_mode = 1> (m)",
-        f"m = Reshape(x, image) p = Pad(m, end) y = {POOL}> (p)",
-    ),
     "SparseSoftmaxCrossEntropy": (
         "m = Reshape(x, rows) y, p = SparseSoftmaxCrossEntropy(m, labels)",
         "m = Reshape(x, rows) y, p = SoftmaxCrossEntropyLoss(m, labels)",

@@ -59,14 +59,6 @@ class GroupNormalization(OpRun):
         return (n.reshape(x.shape) * factor.reshape(column) + offset.reshape(column),)
 
 
-class GlobalLpPool(OpRun):
-    """Global pooling by a norm, which the reference evaluator lacks."""
-
-    @in_its_type
-    def _run(self, x, p=2):
-        return ((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
-
-
 class LpNormalization(OpRun):
     """Normalization by a norm, of which the reference evaluator takes sums without absolute values."""
 
@@ -155,7 +147,6 @@ OWN = (
     Erf,
     Gelu,
     GroupNormalization,
-    GlobalLpPool,
     LpNormalization,
     LRN,
     MeanVarianceNormalization,

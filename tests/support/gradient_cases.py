@@ -87,7 +87,7 @@ add("ReduceProd", 18, np.array([[0.0, 2.0, 3.0], [0.0, 0.0, 2.0], [1.5, -2.0, 3.
 add("ReduceMean", 13, numbers(2, 3, 4), axes=[-1], keepdims=0, form="negative axis")
 add("CumSum", (11, 14), numbers(2, 4), np.array(1))
 add("CumSum", 14, numbers(2, 4), np.array(0), exclusive=1, reverse=1, form="exclusive, reverse")
-for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"):
+for op in ("GlobalAveragePool", "GlobalMaxPool"):
     add(op, (7, 22), numbers(2, 3, 4, 2, low=0.1))
 
 # --- matrices ---
@@ -194,7 +194,7 @@ add("ScatterND", (11, 13, 16), numbers(4, 2), np.array([[1], [3]]), numbers(2, 2
 # The newest opset in which an operator changed, at least in the types that it takes.
 CHANGED = {
     **dict.fromkeys(("ReduceMax", "ReduceMin"), 20),
-    **dict.fromkeys(("Dropout", "LpPool", "MaxUnpool", "NegativeLogLikelihoodLoss"), 22),
+    **dict.fromkeys(("Dropout", "NegativeLogLikelihoodLoss"), 22),
     **dict.fromkeys(("Attention", "CastLike", "Flatten", "Identity", "Pad", "Reshape", "Squeeze", "Transpose"), 25),
     "Unsqueeze": 25,
     **dict.fromkeys(("Cast", "Celu", "Compress", "DepthToSpace", "Einsum", "Mod", "OneHot", "ReduceLogSum"), 28),
@@ -233,7 +233,7 @@ NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
     "": "Attention LinearAttention RotaryEmbedding CumProd TensorScatter Col2Im Det Unique DFT STFT "
     "RoiAlign DeformConv",
     MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm LinearAttentionGate
-        TransposeMatMul GatherND Pad Trilu ExpandDims GridSample MoE QMoE LinearAttention Inverse CausalConvWithState
+        TransposeMatMul GatherND Pad Trilu MoE QMoE LinearAttention Inverse CausalConvWithState
         MRotaryEmbedding MatMulBnb4 GatherBlockQuantized GatedDeltaNet""",
 }
 OF_RUNTIME = [(domain, op) for domain, names in NAMES_OF_RUNTIME.items() for op in names.split()]

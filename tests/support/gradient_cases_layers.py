@@ -73,19 +73,12 @@ add("AveragePool", 11, numbers(1, 2, 4, 5), form="pads", **padded)
 add("AveragePool", 11, numbers(1, 2, 4, 5), count_include_pad=1, form="pads that count", **padded)
 add("AveragePool", 19, numbers(1, 1, 6, 6), kernel_shape=[2, 2], dilations=[2, 2], form="dilations")
 add("AveragePool", 19, numbers(1, 1, 5, 5), kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1, form="ceil_mode")
-for p in (1, 2, 3):
-    given = {"kernel_shape": [2, 2], "strides": [2, 1], "p": p}
-    add("LpPool", (7, 18) if p == 2 else 18, numbers(1, 2, 4, 5, low=0.1), form=f"p {p}", **given)
 add("Conv", 11, numbers(1, 4, 4, 3), numbers(4, 1, 2, 2, seed=1), group=4, form="groups")
 add("ConvTranspose", 11, numbers(1, 4, 3, 3), numbers(4, 1, 2, 2, seed=1), group=4, form="groups")
 TALL = {"kernel_shape": [2, 3], "strides": [2, 2]}
 add("AveragePool", 11, numbers(1, 2, 5, 6), auto_pad="SAME_LOWER", form="SAME_LOWER", **TALL)
-add("LpPool", 18, numbers(1, 2, 5, 6, low=0.1), pads=[1, 0, 0, 1], form="pads", **TALL)
-add("LpPool", 18, numbers(1, 1, 5, 5, low=0.1), kernel_shape=[2, 2], dilations=[2, 2], form="dilations")
-add("LpPool", 11, numbers(1, 1, 5, 6, low=0.1), auto_pad="SAME_UPPER", form="SAME_UPPER", **TALL)
 TWOS = {"kernel_shape": [2, 2], "strides": [2, 2]}
 add("MaxPool", 12, numbers(1, 2, 4, 5), storage_order=1, outputs=2, form="storage_order 1", **TWOS)
-add("MaxUnpool", (9, 11), numbers(1, 1, 2, 2), np.array([[[[5, 7], [13, 15]]]]), kernel_shape=[2, 2], strides=[2, 2])
 
 # --- recurrent layers ---
 SEQUENCE, LENGTHS = numbers(3, 2, 2), np.array([3, 2], np.int32)

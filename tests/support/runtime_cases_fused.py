@@ -62,15 +62,6 @@ add(
 add("GatherND", [numbers(2, 3), np.array([[0, 1], [1, 2], [0, 1]])], lambda x, at: x[at[:, 0], at[:, 1]])
 add("Pad", [numbers(2, 3), PADS, numbers(1)], lambda x, _, v: functional.pad(x - v, (0, 2, 1, 0)) + v, mode="constant")
 add("Trilu", [numbers(3, 4), np.array(1)], lambda x, _: torch.triu(x, 1))
-add("ExpandDims", [numbers(2, 3), np.array(1, np.int32)], lambda x, _: x[:, None], constants=(1,))
-GRID = [numbers(1, 2, 4, 5), numbers(1, 3, 3, 2, low=-0.9) * 0.6]
-add(
-    "GridSample",
-    GRID,
-    lambda x, at: functional.grid_sample(x, at, align_corners=True),
-    align_corners=1,
-    mode="bilinear",
-)
 
 
 # --- mixtures of experts ---

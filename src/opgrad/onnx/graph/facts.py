@@ -96,7 +96,6 @@ _MICROSOFT = {
     "FusedMatMul": Facts(weights=ALL, stored=1),
     "FusedGemm": Facts(becomes="Gemm"),
     "FusedConv": Facts(weights=(1, 2), becomes="Conv"),
-    "GemmFastGelu": Facts(becomes="MatMul"),
     "MatMulNBits": Facts(stored=1, bias=5, quantized=True),
     "MatMulInteger16": Facts(becomes="MatMulInteger"),
     "MatMulIntegerToFloat": Facts(quantized=True, byte_products=[(0, 1, 5)]),
@@ -109,10 +108,9 @@ _MICROSOFT = {
     "EmbedLayerNormalization": Facts(weights=(2, 3, 4, 5, 6)),
     "QEmbedLayerNormalization": Facts(quantized=True),
     # element by element, normalization
-    **_all("""Gelu QuickGelu BiasAdd FakeQuant Inverse Trilu GroupNorm RotaryEmbedding RotaryEmbeddingTraining
-        GemmaRotaryEmbedding MRotaryEmbedding ComplexMul ComplexMulConj LongformerAttention DecoderAttention MoE QMoE
-        QLinearLeakyRelu QLinearSigmoid QLinearSoftmax ScaledSiLU GatedAdd GatedRMSNorm BranchwiseRMSNorm SampleOp
-        HyperConnectionPostMix CausalConvWithState StopGradient""", AS_INPUT),
+    **_all("""Gelu QuickGelu FakeQuant Inverse Trilu RotaryEmbedding RotaryEmbeddingTraining
+        MRotaryEmbedding MoE QMoE QLinearLeakyRelu QLinearSigmoid QLinearSoftmax ScaledSiLU GatedAdd GatedRMSNorm
+        CausalConvWithState StopGradient""", AS_INPUT),
     **_all("BiasGelu FastGelu BiasSoftmax", Facts(weights=(1, 2), like={0: 0})),
     **_all("BiasDropout BitmaskBiasDropout BitmaskDropout", Facts(like={0: 0}, once=True)),
     "PassThrough": Facts(once=True),
@@ -120,16 +118,14 @@ _MICROSOFT = {
     "BatchNormTraining": Facts(like=STATISTICS),
     "SkipLayerNormalization": Facts(weights=(2, 3, 4), like={0: 0, 3: 0}),
     "SkipSimplifiedLayerNormalization": Facts(weights=(2, 3), like={0: 0, 3: 0}),
-    **_all("SkipGroupNorm EngramGate", Facts(like={0: 0, 1: 0})),
     "LinearAttentionGate": Facts(like={0: 0, 1: 3}),
-    "NGramRepeatBlock": Facts(like={0: 1}),
     # attention, layers
     "Attention": SCALE_AND_BIAS,
     "MultiHeadAttention": Facts(weights=(3,)),
     "GRUTraining": Facts(becomes="GRU"),
     "LSTMTraining": Facts(becomes="LSTM"),
     # operators of ai.onnx in this domain
-    **{op: Facts(becomes=op) for op in ("GatherND", "QuantizeLinear", "Range", "GridSample", "Pad", "Unique")},
+    **{op: Facts(becomes=op) for op in ("GatherND", "QuantizeLinear", "Range", "Pad", "Unique")},
     "DequantizeLinear": Facts(becomes="DequantizeLinear", quantized=True),
     "ConcatTraining": Facts(becomes="Concat"),
     # losses, gradients, optimizers

@@ -337,26 +337,14 @@ def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 
 stand_in_for("Scaler", "Normalizer")(lambda node: node.floats(0))
-stand_in_for("LinearRegressor", "SVMRegressor")(
-    lambda node: [node.body.concat(*[node.floats(0)[0].mean(-1)] * node.number("targets", 1), axis=-1)]
-)
-stand_in_for("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation")(lambda node: [fused_product(node)])
+stand_in_for("FusedMatMul", "TransposeMatMul")(lambda node: [fused_product(node)])
 stand_in_for("DynamicQuantizeMatMul", "MatMulIntegerToFloat")(
     lambda node: [node.body.node("MatMul", *node.floats(0, 1))]
 )
 stand_in_for("QLinearAdd", "QLinearMul")(lambda node: [node.required(0) + node.required(3)])
-stand_in_for("BiasSplitGelu")(lambda node: node.required(0).split(2, -1)[:1])
-stand_in_for("SwiGLU")(
-    lambda node: [node.required(0) if node.input(1) is not None else node.required(0).split(2, -1)[0]]
-)
 stand_in_for("GatedDeltaNet")(lambda node: [node.required(2), node.input(6)])
-stand_in_for("CDist")(lambda node: [node.body.node("MatMul", node.required(0), node.required(1).transpose(1, 0))])
-stand_in_for("TorchEmbedding")(lambda node: [node.body.node("Gather", node.required(0), node.required(1))])
 stand_in_for("QLinearWhere")(
     lambda node: [node.body.node("Where", node.required(0), node.required(1), node.required(4))]
-)
-stand_in_for("ExpandDims")(
-    lambda node: [node.body.node("Unsqueeze", node.required(0), node.required(1).cast(TensorProto.INT64).reshape([1]))]
 )
 stand_in_for("QLinearConcat")(
     lambda node: [
@@ -368,7 +356,7 @@ stand_in_for("DropoutTraining")(
 )
 
 
-@stand_in_for("MatMulNBits", "MatMulBnb4", "MatMulFpQ4")
+@stand_in_for("MatMulNBits", "MatMulBnb4")
 def _packed_product(node: Unknown) -> Sequence[Value]:
     x, sizes = node.required(0), [node.number(name) for name in ("K", "N")]
     return [node.body.node("MatMul", x, node.body.node("ConstantOfShape", node.body.ints(sizes)).like(x))]
@@ -380,32 +368,11 @@ def _loss_of_tokens(node: Unknown) -> Sequence[Value]:
     return [node.floats(2)[0] if each else node.body.constant(np.zeros((), np.float32)), node.required(0)]
 
 
-@stand_in_for("CropAndResize")
-def _cropped(node: Unknown) -> Sequence[Value]:
-    """[regions, channels, height, width]: a number for each region, each channel, and each element of the size."""
-    x, regions, size = (node.required(place) for place in (0, 1, 3))
-    shape = node.body.concat(regions.shape(0, 1), x.shape(1, 2), size.cast(TensorProto.INT64))
-    return [node.body.full(shape, 0, like=x)]
-
-
 @stand_in_for("QGemm")
 def _quantized_gemm(node: Unknown) -> Sequence[Value]:
     flags = {name: node.number(name, 0) for name in ("transA", "transB")}
     y, zero = node.body.node("Gemm", *node.floats(0, 3), **flags), node.input(8)
     return [y if zero is None else y.like(zero)]
-
-
-@stand_in_for("MoEGroupRouter")
-def _experts_of_rows(node: Unknown) -> Sequence[Value]:
-    experts = node.required(1).shape()
-    rows = node.required(0).reshape(node.body.concat(node.body.ints([-1]), experts))
-    return [rows, rows.cast(TensorProto.FLOAT), rows.cast(TensorProto.FLOAT)]
-
-
-@stand_in_for("HyperConnectionPreMix")
-def _one_branch(node: Unknown) -> Sequence[Value]:
-    x, count = node.required(0), node.number("num_branches", 0)
-    return [x.split(count, -1)[0] if count else x.along("ReduceSum", [-2], keepdims=0)]
 
 
 @stand_in_for("GatherBlockQuantized")
@@ -434,21 +401,15 @@ def _convolved(node: Unknown) -> Sequence[Value]:
     return [_of_images(node, x, "Conv", w).like(node.required(7))]
 
 
-@stand_in_for("NhwcConv", "NhwcFusedConv")
-def _convolved_images(node: Unknown) -> Sequence[Value]:
-    return [_of_images(node, node.required(0), "Conv", node.required(1), last=1)]
-
-
-@stand_in_for("QLinearAveragePool", "QLinearGlobalAveragePool", "NhwcMaxPool")
+@stand_in_for("QLinearAveragePool", "QLinearGlobalAveragePool")
 def _pooled(node: Unknown) -> Sequence[Value]:
-    op = node.op.removeprefix("QLinear").removeprefix("Nhwc")
-    return [_of_images(node, node.floats(0)[0], op, last=int(op == "MaxPool")).like(node.required(0))]
+    return [_of_images(node, node.floats(0)[0], node.op.removeprefix("QLinear")).like(node.required(0))]
 
 
-def _of_images(node: Unknown, x: Value, op: str, *others: Value, last: int = 0) -> Value:
+def _of_images(node: Unknown, x: Value, op: str, *others: Value) -> Value:
     """A convolution or pooling. Where the channels are the last axis, images have two axes beside them."""
     given = node.given(*WINDOW)
-    if not (last or node.attributes.get("channels_last", 0)):
+    if not node.attributes.get("channels_last", 0):
         return node.body.node(op, x, *others, **given)
     return node.body.node(op, x.transpose(0, 3, 1, 2), *others, **given).transpose(0, 2, 3, 1)
 
@@ -462,7 +423,7 @@ def _embedding(node: Unknown) -> Sequence[Value]:
     return [rows.cast(TensorProto.FLOAT), lengths] if node.op.startswith("Q") else [rows, lengths, rows]
 
 
-@stand_in_for("Attention", "PackedAttention", "QAttention")
+@stand_in_for("Attention", "QAttention")
 def _attention(node: Unknown) -> Sequence[Value | None]:
     """The last third of x @ weights, and the keys and values of each head, appended to those of the past."""
     body, widths = node.body, node.attributes.get("qkv_hidden_sizes")
@@ -503,7 +464,7 @@ def _heads_attention(node: Unknown) -> Sequence[Value | None]:
     return [y, *(now if past is None else body.concat(past, now, axis=2) for now, past in pairs)]
 
 
-@stand_in_for("GroupQueryAttention", "SparseAttention")
+@stand_in_for("GroupQueryAttention")
 def _grouped_attention(node: Unknown) -> Sequence[Value]:
     """The query; if keys and values are packed into it, only its own part."""
     q = node.required(0)

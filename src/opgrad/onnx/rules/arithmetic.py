@@ -271,11 +271,3 @@ def global_average_pool(node: Node) -> Value:
 def global_max_pool(node: Node) -> Value:
     """dx = dy * (x == y) / number of elements that are equal to y."""
     return extreme_share(node, node.dy, node.y, list(range(2, node.rank())))
-
-
-@gradient("GlobalLpPool")
-def global_lp_pool(node: Node) -> Value:
-    """dx = dy * sign(x) * (abs(x) / y)**(p - 1)."""
-    p = node.get("p", 2)
-    size = node.x.apply("Abs") / node.where(node.y.equals(0), 1, node.y)
-    return node.dy * node.x.apply("Sign") * (size ** float(p - 1) if p > 1 else 1.0)

@@ -5,7 +5,6 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Value
 from opgrad.onnx.graph.sizes import known
-from opgrad.onnx.plain.convolution import Window
 from opgrad.onnx.rules.node import Gradients, Node, NoGradient, gradient, reshape_like
 
 WINDOW = ("kernel_shape", "strides", "dilations", "group", "pads", "auto_pad")
@@ -45,36 +44,6 @@ def average_pool(node: Node) -> Value:
     """dx[i] = the sum of dy[o] / (elements of window o) over the windows o that i is in."""
     attributes = node.given(*WINDOW, "ceil_mode", "count_include_pad")
     return node.body.node("AveragePoolGrad", node.dy, _open_shape(node), **attributes)
-
-
-def _spread(node: Node, values: Value) -> Value:
-    """Each window's value, added to all elements of the window."""
-    body, x, kernel = node.body, node.x, node.get("kernel_shape")
-    window = Window(node, kernel, x.sizes)
-    images = values.reshape(body.concat(body.ints([-1, 1]), values.shape(2)))
-    ones = body.number(1, values).expand(body.ints([1, 1, *kernel]))
-    return window.transposed(images, ones, x.shape(2), group=1).reshape(x.shape())
-
-
-@gradient("LpPool")
-def lp_pool(node: Node) -> Value:
-    """dx = sign(x) * abs(x)**(p - 1) * the sum of dy * y**(1 - p) over the windows that an element is in."""
-    x, y, p = node.x, node.y, node.get("p", 2)
-    zero = y.equals(0)
-    values = node.where(zero, 0, node.dy * node.where(zero, 1, y) ** float(1 - p))
-    size = x.apply("Abs") ** float(p - 1) if p != 1 else None
-    slope = x.apply("Sign") if size is None else x.apply("Sign") * size
-    return slope * _spread(node, values)
-
-
-@gradient("MaxUnpool", constant=(1, 2))
-def max_unpool(node: Node) -> Value:
-    """dx = dy[indices]."""
-    if node.input(2) is not None:
-        raise NoGradient("it has an output_shape, in which its indices are not those of the elements")
-    indices = node.required(1).cast(TensorProto.INT64)
-    picked = node.body.node("GatherElements", node.dy.reshape([-1]), indices.reshape([-1]), axis=0)
-    return picked.reshape(node.x.shape())
 
 
 @gradient("Col2Im", constant=(1, 2))

@@ -55,24 +55,6 @@ def same_of_ai_onnx(node: Node) -> Value:
     return node.body.node(node.proto.op_type, *node.inputs, **node.attributes)
 
 
-@decomposition("GridSample", domain=MICROSOFT)
-def grid_sample(node: Node) -> Value:
-    """That of GridSample in ai.onnx, whose modes have other names from opset 20 on."""
-    modes = {} if node.opset < 20 else {"bilinear": "linear", "bicubic": "cubic"}
-    mode = node.get("mode", "bilinear")
-    return node.body.node("GridSample", *node.inputs, **{**node.attributes, "mode": modes.get(mode, mode)})
-
-
-@decomposition("ExpandDims", domain=MICROSOFT)
-def expand_dims(node: Node) -> Value:
-    """y = x with a new axis."""
-    axis = node.constant(1)
-    if axis is None:
-        raise NoGradient("its axis is known at run time alone")
-    index = int(axis.reshape(()))
-    return node.x.unsqueeze(index % (node.rank() + 1))
-
-
 @decomposition("FusedGemm", domain=MICROSOFT)
 def fused_gemm(node: Node) -> Value:
     """y = activation(gemm(a, b, c))."""
