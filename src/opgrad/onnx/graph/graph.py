@@ -372,18 +372,19 @@ class Graph:
 
     def add_constant(self, array: np.ndarray, name: str) -> str:
         """Add an initializer; its name is `name`, changed if that is taken."""
-        return self._add(numpy_helper.from_array(array, self.free(name)))
+        return self.add_initializer(numpy_helper.from_array(array, self.free(name)))
 
     def become_constants(self, node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> None:
         """Replace a node by initializers with the names of its results."""
         self.substitute(node, [])
         for name, tensor in tensors.items():
             tensor.name = name
-            self._add(tensor)
+            self.add_initializer(tensor)
         if node.op_type != "Constant":
             self._settled.difference_update(*(each.output for name in tensors for each in self.readers.get(name, ())))
 
-    def _add(self, tensor: onnx.TensorProto) -> str:
+    def add_initializer(self, tensor: onnx.TensorProto) -> str:
+        """Add a copy of a tensor, whose name no other value has; its name."""
         named = self.graph.initializer.add()
         named.CopyFrom(tensor)
         self.initializers[named.name] = named

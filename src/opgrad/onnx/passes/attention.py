@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
+from opgrad.onnx.graph.formulas import ONE_AXIS_FROM, GraphBody, Value
 from opgrad.onnx.graph.graph import Graph, evaluate
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, domain_of
 from opgrad.onnx.graph.nodes import attributes_of, naming, title
@@ -225,94 +225,63 @@ def all_keys(graph: Graph, name: str) -> tuple[str, str]:
     return (node.input[0], node.input[2]) if keys_alone and steps is not None and (steps == 1).all() else (name, "")
 
 
-ONE_AXIS_FROM = 13  # opset of Softmax with one axis, and of Squeeze and Unsqueeze whose axes are an input
-AXES_GIVEN_FROM = 18  # opset of ReduceMax and ReduceMean whose axes are an input
-
-
-class NewNodes:
-    """Nodes that are added to a graph.
-
-    Called with an operator, names of inputs and attributes, it adds a node and returns the name of its result.
-    """
-
-    def __init__(self, graph: Graph):
-        self.graph, self.nodes = graph, list[onnx.NodeProto]()
-
-    def __call__(self, op: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        graph, result = self.graph, self.graph.free(name)
-        self.nodes.append(graph.node(op, inputs, [result], **attributes))
-        dtype: int | None = TensorProto.INT64 if attributes.get("to") == TensorProto.INT64 else None
-        if op in ("Add", "Mul", "Where", "Transpose", "And", "Not", "Unsqueeze", "Slice"):
-            dtype = graph.element_type(inputs[1 if op == "Where" else 0])
-        if dtype is not None:
-            graph.declare(result, dtype, None)
-        return result
-
-    def along(self, op: str, name: str, axis: int) -> str:
-        """The result of an operator over one axis, which stays or is new; its axes are an input or an attribute."""
-        if self.graph.opset < (ONE_AXIS_FROM if op == "Unsqueeze" else AXES_GIVEN_FROM):
-            return self(op, [name], f"{name}/{op}", axes=[axis])
-        return self(op, [name, self.graph.add_constant(np.array([axis]), f"{name}/axes")], f"{name}/{op}")
-
-
 class NotAttention(Exception):
     """The text says why a softmax between products is not replaced."""
 
 
-def mask_of(
-    graph: Graph, new: NewNodes, seen: Sequence[tuple[str, bool]], masks: Sequence[tuple[str, float]],
-    q: str, softmax: str,
-) -> tuple[str, str]:  # fmt: skip
-    """How the mask is causal, and the name of the rest of it, or "".
+def _value(graph: Graph, body: GraphBody, name: str) -> Value:
+    """A value of the graph, for the formulas in a body; float32 where the graph does not tell its type."""
+    return Value(body, name, graph.element_type(name) or TensorProto.FLOAT)
 
-    new: gets the nodes that compute it. seen: conditions, each with whether a query sees a key where it holds. masks:
-    what is added to the scores, each with its factor. q, softmax: the queries and the probabilities.
+
+def mask_of(
+    graph: Graph, body: GraphBody, seen: Sequence[tuple[str, bool]], masks: Sequence[tuple[str, float]], dtype: int
+) -> tuple[str, Value | None]:
+    """How the mask is causal, and the rest of it.
+
+    body: gets the nodes that compute it. seen: conditions, each with whether a query sees a key where it holds. masks:
+    what is added to the scores, each with its factor. dtype: of the queries.
     """
-    aligned, parts, added = set[str](), list[str](), list[str]()
+    aligned, parts, added = set[str](), list[Value](), list[Value]()
     for condition, holds in seen:
         for each in conditions(graph, condition) if holds else [Condition(condition)]:
             own = alignment(graph, each.name, hides=not holds)
             if own:
                 aligned.add(own)
             else:
-                part = _as_mask(graph, new, each)
-                parts.append(part if holds else new("Not", [part], f"{part}/not"))
+                part = _as_mask(graph, body, each)
+                parts.append(part if holds else ~part)
     for name, factor in masks:
         while (node := graph.maker(name, "Expand")) is not None:  # the node broadcasts masks itself
             name = node.input[0]
-        added += _split(graph, new, name, factor, aligned)
+        added += _split(graph, body, name, factor, aligned)
     aligned.discard(ALL)
     if len(aligned) > 1:
         raise NotAttention("two of its masks are causal in different ways")
-    kind = graph.element_type(q) or TensorProto.FLOAT
-    whole = reduce(lambda a, b: new("And", [a, b], f"{softmax}/seen"), parts) if parts else ""
-    total = reduce(lambda a, b: new("Add", [a, b], f"{softmax}/mask"), added) if added else ""
-    if total and graph.element_type(total) not in (None, kind, TensorProto.FLOAT):
-        total = new("Cast", [total], f"{softmax}/mask", to=kind)
-    if whole and total:
-        low = np.array(-np.inf, helper.tensor_dtype_to_np_dtype(graph.element_type(total) or kind))
-        inputs = [whole, total, graph.add_constant(low, f"{softmax}/low")]
-        whole = new("Where", inputs, f"{softmax}/mask")
-    return "".join(aligned), whole or total
+    whole = reduce(Value.__and__, parts) if parts else None
+    total = reduce(Value.__add__, added) if added else None
+    if total is not None and total.element_type not in (dtype, TensorProto.FLOAT):
+        total = total.cast(dtype)
+    if whole is not None and total is not None:
+        whole = body.where(whole, total, -math.inf)
+    return "".join(aligned), total if whole is None else whole
 
 
-def some_key(graph: Graph, new: NewNodes, seen: Sequence[tuple[str, bool]], name: str) -> str:
-    """Whether a query sees a key, broadcast to the scores with one key; "" if the conditions are causal alone.
+def some_key(graph: Graph, body: GraphBody, seen: Sequence[tuple[str, bool]]) -> Value | None:
+    """Whether a query sees a key, broadcast to the scores with one key; None if the conditions are causal alone.
 
-    new, seen: as in `mask_of`. name: begins the names of new values.
+    body, seen: as in `mask_of`.
     """
     if all(alignment(graph, condition, hides=not holds) for condition, holds in seen):
-        return ""
+        return None
     if not all(graph.sizes(condition) for condition, _ in seen):
         raise NotAttention("the graph does not tell the rank of its mask")
-    parts = [each if holds else new("Not", [each], f"{each}/not") for each, holds in seen]
-    whole = reduce(lambda a, b: new("And", [a, b], f"{name}/and"), parts)
-    number = new("Cast", [whole], f"{name}/number", to=TensorProto.FLOAT)
-    largest = new.along("ReduceMax", number, -1)
-    return new("Cast", [largest], f"{name}/some", to=TensorProto.BOOL)
+    pairs = [(_value(graph, body, each), holds) for each, holds in seen]
+    whole = reduce(Value.__and__, (each if holds else ~each for each, holds in pairs))
+    return whole.cast(TensorProto.FLOAT).along("ReduceMax", [-1], keepdims=1).cast(TensorProto.BOOL)
 
 
-def _split(graph: Graph, new: NewNodes, name: str, factor: float, aligned: set[str]) -> list[str]:
+def _split(graph: Graph, body: GraphBody, name: str, factor: float, aligned: set[str]) -> list[Value]:
     """An added mask without what of it is causal, which joins `aligned`; nothing if nothing is left."""
     own = alignment(graph, name) if factor > 0 else None
     if own:
@@ -321,33 +290,27 @@ def _split(graph: Graph, new: NewNodes, name: str, factor: float, aligned: set[s
     whole, ends = all_keys(graph, name)
     node = graph.maker(whole, "Where")
     low = graph.scalar(node.input[2]) if node is not None and graph.scalar(node.input[1]) == 0.0 else None
+    own_value = _value(graph, body, name)
     if node is None or low is None or low > LOW or factor != 1:
-        if factor == 1:
-            return [name]
-        kind = helper.tensor_dtype_to_np_dtype(graph.element_type(name) or TensorProto.FLOAT)
-        return [new("Mul", [name, graph.add_constant(np.array(factor, kind), f"{name}/factor")], name)]
+        return [own_value if factor == 1 else own_value * factor]
     every = [(each, alignment(graph, each.name)) for each in conditions(graph, node.input[0])]
     # Of fewer keys, those that a query sees from the first on stay the same; counted from the last they do not.
     rest = [replace(each, ends=ends) for each, own in every if not own or (ends and own == "bottom_right")]
     if len(rest) == len(every):
-        return [name]
+        return [own_value]
     aligned.update(own for _, own in every if own and not (ends and own == "bottom_right"))
     if not rest:
         return []
-    masks = [_as_mask(graph, new, each) for each in rest]
-    seen = reduce(lambda a, b: new("And", [a, b], f"{name}/and"), masks)
-    return [new("Where", [seen, *node.input[1:]], f"{name}/rest")]
+    seen = reduce(Value.__and__, (_as_mask(graph, body, each) for each in rest))
+    return [body.where(seen, *(_value(graph, body, each) for each in node.input[1:]))]
 
 
-def _as_mask(graph: Graph, new: NewNodes, condition: Condition) -> str:
+def _as_mask(graph: Graph, body: GraphBody, condition: Condition) -> Value:
     """A condition that is broadcast to the scores."""
-    name = condition.name
-    if condition.lacks_heads and len(graph.sizes(name) or ()) == 3:
-        name = new.along("Unsqueeze", name, 1)
-    if condition.ends and graph.sizes(name) != []:
-        limits = [graph.add_constant(np.array([each]), f"{name}/keys") for each in (0, -1)]
-        name = new("Slice", [name, limits[0], condition.ends, limits[1]], f"{name}/keys")
-    return name
+    value, sizes = _value(graph, body, condition.name), graph.sizes(condition.name)
+    if condition.lacks_heads and len(sizes or ()) == 3:
+        value = value.unsqueeze(1)
+    return value.slice(0, _value(graph, body, condition.ends), -1) if condition.ends and sizes != [] else value
 
 
 NODE = "AttentionTraining"
@@ -517,38 +480,33 @@ def _write(graph: Graph, softmax: onnx.NodeProto, last: Last) -> None:
     before = [_before_repetition(graph, name) for name in (k.name, v)]
     names = (q.name, k.name, v) if before[0] is None or before[1] is None else (q.name, before[0], before[1])
     _check_sizes(graph, names)
-    new = NewNodes(graph)
-    rank = len(graph.sizes(q.name) or ())
-    inputs = [*names]
+    y, rank = last.node.output[0], len(graph.sizes(q.name) or ())
+    body = GraphBody(graph.opset, graph.taken)
+    body.scope(f"{y}/attention")
+    inputs = [_value(graph, body, name) for name in names]
     if k.turned:
-        inputs[1] = new("Transpose", [names[1]], f"{names[1]}/keys", perm=[*range(rank - 2), rank - 1, rank - 2])
-    causal, mask = mask_of(graph, new, found.seen, found.masks, q.name, softmax.output[0])
+        inputs[1] = inputs[1].transpose(*range(rank - 2), rank - 1, rank - 2)
+    causal, mask = mask_of(graph, body, found.seen, found.masks, graph.element_type(q.name) or TensorProto.FLOAT)
     if rank == 3:
-        inputs = [new.along("Unsqueeze", name, 0) for name in inputs]
-    scale = found.scale * q.factor * k.factor
-    y, lse = last.node.output[0], graph.free(f"{last.node.output[0]}/lse")
+        inputs = [each.unsqueeze(0) for each in inputs]
     # A query without a key may have equal scores for all of them, and so the mean of the values.
     is_even = len(found.lows) == 1 and all(map(math.isfinite, found.lows))
-    some = some_key(graph, new, found.seen, y) if is_even else ""
-    made = graph.free(f"{y}/seen") if some else y
-    target = made if rank == 4 else graph.free(f"{y}/heads")
-    given = [*inputs, *([mask] if mask or ratio else [])]
+    some = some_key(graph, body, found.seen) if is_even else None
+    seed = None
     if last.dropout is not None and ratio:
-        seed = attributes_of(last.dropout).get("seed")  # each run draws a number, which both parts read
-        options = {"shape": [1], "high": float(2**24), "low": 0.0} | ({} if seed is None else {"seed": float(seed)})
-        drawn = new("RandomUniform", [], f"{y}/random", **options)
-        given += ["", "", new("Cast", [drawn], f"{y}/seed", to=TensorProto.INT64)]
+        given = attributes_of(last.dropout).get("seed")  # each run draws a number, which both parts read
+        options = {"shape": [1], "high": float(2**24), "low": 0.0} | ({} if given is None else {"seed": float(given)})
+        seed = body.node("RandomUniform", **options).cast(TensorProto.INT64)
+    scale = found.scale * q.factor * k.factor
     attributes = {"scale": scale, "softcap": found.softcap, "dropout": ratio, "causal": causal}
-    new.nodes.append(graph.node(NODE, given, [target, lse], MICROSOFT, **attributes))
-    if rank == 3 and graph.opset >= ONE_AXIS_FROM:
-        axes = graph.add_constant(np.array([0]), f"{target}/axes")
-        new.nodes.append(graph.node("Squeeze", [target, axes], [made]))
-    elif rank == 3:
-        new.nodes.append(graph.node("Squeeze", [target], [made], axes=[0]))
-    if some:
-        mean = new.along("ReduceMean", last.node.input[1], -2)
-        new.nodes.append(graph.node("Where", [some, made, mean], [y]))
-    graph.substitute(last.node, new.nodes)
+    made, _ = body.nodes_of(NODE, 2, *inputs, mask, None, None, seed, domain=MICROSOFT, **attributes)
+    made = made.squeeze(0) if rank == 3 else made
+    if some is not None:
+        made = body.where(some, made, _value(graph, body, last.node.input[1]).mean(-2))
+    body.rename({made.name: y})
+    for tensor in body.initializers:
+        graph.add_initializer(tensor)
+    graph.substitute(last.node, body.nodes)
 
 
 def _check_sizes(graph: Graph, names: tuple[str, ...]) -> None:
