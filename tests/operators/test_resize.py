@@ -3,13 +3,16 @@
 import itertools
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from graph_cases import call, check_close
+from lowering_models import graph_of, run
 from onnx import TensorProto, helper
 
 import opgrad
 from opgrad.cli.examples import expected
+from opgrad.onnxruntime import lower
 from opgrad.ops import graph_operators
 from opgrad.ops.pooling import COORDINATES, CROP, NEAREST_MODES
 
@@ -105,3 +108,21 @@ def test_only_elements_with_a_weight_count(rng):
     dy[0, 0, 3, 4] = np.nan
     dx = opgrad.resize_grad(dy, np.zeros((1, 1, 4, 4), "float32"), mode="linear")
     assert np.argwhere(np.isnan(dx[0, 0])).tolist() == [[1, 1], [1, 2], [2, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("scales", [None, (2.0, 0.5, 1.5, 1.0), (1.4, 1.0, 1.0, 2.0)])
+def test_resizing_of_images_and_channels_whose_sizes_the_graph_does_not_tell(scales, mode, rng):
+    """Lowered; with a scale of 1.4 two images stay two, but not at their places."""
+    sizes = (2, 4, 4, 3)
+    new = [int(size * scale) for size, scale in zip(sizes, scales or (2.0, 0.5, 1.5, 1.0), strict=True)]
+    x, dy = (rng.normal(size=shape).astype(np.float32) for shape in (sizes, new))
+    inputs, given = {"dy": dy, "x": x}, {"mode": mode}
+    if scales:
+        inputs["scales"], given["scales"] = np.array(scales, np.float32), scales
+    names = ["dy", "x", "", "scales"] if scales else ["dy", "x"]
+    grad = helper.make_node("ResizeGrad", names, ["dx"], domain="com.microsoft", mode=mode)
+    lowered = lower(graph_of([grad], inputs, [("dx", x, [None] * 4)]))
+    onnx.checker.check_model(lowered, full_check=True)
+    (dx,) = run(lowered, inputs)
+    np.testing.assert_allclose(dx, OP.reference(dy, x, **given), atol=1e-5)

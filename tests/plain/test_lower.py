@@ -567,24 +567,6 @@ def test_antialias_where_the_opset_has_none():
     np.testing.assert_allclose(run(lowered, inputs)[0], exact, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["nearest", "linear"])
-@pytest.mark.parametrize("scales", [None, (2.0, 0.5, 1.5, 1.0), (1.4, 1.0, 1.0, 2.0)])
-def test_resizing_of_images_and_channels_whose_sizes_the_graph_does_not_tell(scales, mode, rng):
-    """Scales are an input; 1.4 of them leaves the two images two, but not at their places."""
-    sizes = (2, 4, 4, 3)
-    new = [int(size * scale) for size, scale in zip(sizes, scales or (2.0, 0.5, 1.5, 1.0), strict=True)]
-    x, dy = (rng.normal(size=shape).astype(np.float32) for shape in (sizes, new))
-    inputs, given = {"dy": dy, "x": x}, {"mode": mode}
-    if scales:
-        inputs["scales"], given["scales"] = np.array(scales, np.float32), scales
-    names = ["dy", "x", "", "scales"] if scales else ["dy", "x"]
-    grad = helper.make_node("ResizeGrad", names, ["dx"], domain="com.microsoft", mode=mode)
-    lowered = lower(graph_of([grad], inputs, [("dx", x, [None] * 4)]))
-    onnx.checker.check_model(lowered, full_check=True)
-    (dx,) = run(lowered, inputs)
-    np.testing.assert_allclose(dx, reference("resize_grad")(dy, x, **given), atol=1e-5)
-
-
 def test_resizing_in_float64_needs_sizes(rng):
     x, dy = rng.normal(size=(1, 1, 3, 4)), rng.normal(size=(1, 1, 7, 5))
     inputs = {"dy": dy, "x": x}
