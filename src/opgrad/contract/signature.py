@@ -229,37 +229,6 @@ def _bytes(spec: Spec) -> int:
     return spec.dtype.itemsize * math.prod(moving)
 
 
-# --- operands that must not overlap ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A result and another operand that must not overlap. same: whether they may be one and the same memory.
-
-    result_bytes, other_bytes: the bytes that the operands cover, counted from their data pointers.
-    """
-
-    result: int
-    other: int
-    result_bytes: tuple[int, int]
-    other_bytes: tuple[int, int]
-    same: bool
-
-
-def pairs(problem: Problem) -> list[Pair]:
-    """The results with every other array that they must not overlap."""
-    op, specs, found = problem.operator, problem.specs, []
-    numbers = {name: number for number, name in enumerate((*op.inputs, *op.results))}
-    for result in op.results:
-        for name, spec in specs.items():
-            if numbers[name] < numbers[result]:
-                output = specs[result]
-                same = (spec.dtype, spec.strides) == (output.dtype, output.strides)
-                same &= name in op.in_place.get(result, ())
-                found.append(Pair(numbers[result], numbers[name], covered(output), covered(spec), same))
-    return found
-
-
 def covered(spec: Spec) -> tuple[int, int]:
     """The bytes that an array covers, counted from its data pointer."""
     if 0 in spec.shape:

@@ -14,9 +14,9 @@ from opgrad import cuda
 from opgrad.call.arrays import Runner
 from opgrad.call.owners import DeviceMemory, arrays_of
 from opgrad.contract import Operator, Spec
-from opgrad.contract.signature import is_plain, pairs, plain
+from opgrad.contract.signature import is_plain, plain
 from opgrad.cpu.plans import RUNNERS, Kept
-from opgrad.cpu.runtime.plan import touch
+from opgrad.cpu.runtime.plan import couples_of, touch
 
 # From what is no array of the library, or, such as a list, cannot be part of a key.
 ERRORS = (AttributeError, TypeError, RuntimeError, ValueError)
@@ -90,7 +90,7 @@ class DeviceRunner(Runner):
             raise ImportError(
                 f'{op.name}: CUDA kernels need Triton, which is not installed: pip install "opgrad[cuda]"'
             )
-        self.pairs, self.program = pairs(self.problem), op.kernel(cuda.__name__)(self.problem)
+        self.couples, self.program = couples_of(self.problem), op.kernel(cuda.__name__)(self.problem)
         self.scratch = None
         if self.program.scratch_bytes:
             spec = Spec((self.program.scratch_bytes,), np.dtype(np.uint8), (1,))
@@ -104,7 +104,7 @@ class DeviceRunner(Runner):
         Results that span bytes of other operands, which is rare, are settled element by element, as for NumPy.
         """
         memory, addresses = self.memory, self.addresses(operands)
-        if not trusted and any(touch(pair, addresses[pair.result], addresses[pair.other]) for pair in self.pairs):
+        if not trusted and any(touch(each, addresses[each.a], addresses[each.b]) for each in self.couples):
             self.check_overlap(operands)
         scratch = self.scratch and self.scratch()
         base = 0 if scratch is None else memory.address(scratch)

@@ -35,7 +35,7 @@ from opgrad.cpu.kernels.softmax.rows import soften, soften_back, sum_parts
 from opgrad.cpu.programs.building import ProductSteps, ProgramSteps
 from opgrad.cpu.programs.indexing import check_indices
 from opgrad.cpu.programs.softmax import softmax, softmax_grad
-from opgrad.cpu.runtime.plan import Address, Program, Scratch, ceil_div, whole_vectors
+from opgrad.cpu.runtime.plan import Address, Program, Scratch, ceil_div, round_up
 from opgrad.ops.attention import PACKED, rotation
 from opgrad.ops.reference import attending
 from opgrad.ops.reference.dropout import keep_threshold, kept_scale
@@ -377,7 +377,7 @@ def attention(problem: Problem) -> Program:
         "results": forward.ForwardResults(b.heads("y"), b.rows("lse"), int(b.given("y")), int(b.given("lse"))),
         "memory": forward.ForwardMemory(private(rows * s.size), k, v, k_panel, v_panel, *tile),
     }
-    units, pitch = s.batch * s.kv_heads * -(-s.queries // sizes.block), whole_vectors(s.v_size, b.workspace.precision)
+    units, pitch = s.batch * s.kv_heads * -(-s.queries // sizes.block), round_up(s.v_size, b.lanes)
     parts = min(-(-FEWEST_UNITS // units), s.keys // keys)
     if parts > 1:  # the keys are cut into parts, so that there are units for threads
         sizes_ = forward.Parts(parts, ceil_div(s.keys, parts), rows)

@@ -25,7 +25,7 @@ from opgrad.cpu.kernels.normalization import (
     Planes,
 )
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime.plan import Program, ceil_div, whole_vectors
+from opgrad.cpu.runtime.plan import Program, ceil_div, round_up
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
 FEW_ROWS = 16
@@ -60,7 +60,7 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     if not n:
         return steps.program()
     per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
-    blocks, step = ceil_div(rows, per_block), whole_vectors(n, steps.workspace.precision)
+    blocks, step = ceil_div(rows, per_block), round_up(n, steps.lanes)
     arguments = {"rows": rows, "n": n, "per_block": per_block, "blocks": blocks, "coefficients": None}
     arguments |= {"sums": Rows(steps.workspace.shared(blocks * 2 * step), step), **_statistics(problem)}
     if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * normalization.ROW_STRIP):
@@ -153,7 +153,7 @@ class _BatchSteps(ProgramSteps):
 
     def _rows(self, count: int, n: int) -> Rows:
         """Working memory of so many rows of whole vectors."""
-        step = whole_vectors(n, self.workspace.precision)
+        step = round_up(n, self.lanes)
         return Rows(self.workspace.shared(count * step), step)
 
     def widen(self, table: Rows, rows: int) -> None:

@@ -25,8 +25,8 @@ from typing import Any, Final
 import numpy as np
 
 from opgrad.contract import DTYPES, Array, Operator, Spec
-from opgrad.contract.signature import Explain, Operand, Pair, Problem, covered, pairs
-from opgrad.cpu.compiler.decorators import Kernel, inline, native, vector_lanes
+from opgrad.contract.signature import Explain, Operand, Problem, covered
+from opgrad.cpu.compiler.decorators import Kernel, inline, native
 from opgrad.cpu.compiler.parameters import POINTERS, Float, Private, values
 from opgrad.cpu.compiler.words import (
     CACHE_LINE,
@@ -134,41 +134,26 @@ class Workspace:
 
     @property
     def slots_begin(self) -> int:
-        return _to_line(self.shared_bytes)
+        return round_up(self.shared_bytes, CACHE_LINE)
 
     @property
     def slot_bytes(self) -> int:
-        return _to_line(self.private_bytes)
+        return round_up(self.private_bytes, CACHE_LINE)
 
     def bytes(self, slots: int) -> int:
         """The bytes of the working memory with so many slots."""
         return self.slots_begin + slots * self.slot_bytes
 
 
-def _to_line(offset: int) -> int:
-    return (offset + CACHE_LINE - 1) & -CACHE_LINE
-
-
 def _behind(end: int, count: int, dtype: str) -> tuple[int, int]:
     """Where the region after one that ends at `end` starts and ends."""
-    start = _to_line(end)
+    start = round_up(end, CACHE_LINE)
     return start, start + count * DTYPES[dtype].itemsize + PADDING
 
 
 def slots_for(parts: int) -> int:
     """How many slots. The plan is kept, and a later call may use more threads, so all processors count."""
     return min(parts, MAX_SLOTS, max(os.cpu_count() or 1, chosen_threads()))
-
-
-def whole_vectors(count: int, precision: str) -> int:
-    """The count rounded up to whole vectors."""
-    width = vector_lanes(precision)
-    return -(-count // width) * width
-
-
-@dataclass(frozen=True)
-class Operands:
-    """An argument: the address of the table of all operands' addresses, in which a kernel finds operands by number."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +226,7 @@ FEW: Final = 32  # the most operands of which every pair is compared
 
 @structure
 class Couple(Structure):
-    """Two operands that must not overlap, with the range of bytes that each covers, counted from its pointer."""
+    """A result and another operand that must not overlap, and the bytes that each covers, counted from its pointer."""
 
     a: int
     b: int
@@ -250,6 +235,20 @@ class Couple(Structure):
     b_low: int
     b_high: int
     same: int  # whether they may be the same memory
+
+
+def couples_of(problem: Problem) -> list[Couple]:
+    """The results with every other array that they must not overlap."""
+    op, specs, found = problem.operator, problem.specs, []
+    numbers = {name: number for number, name in enumerate((*op.inputs, *op.results))}
+    for result in op.results:
+        for name, spec in specs.items():
+            if numbers[name] < numbers[result]:
+                output = specs[result]
+                same = (spec.dtype, spec.strides) == (output.dtype, output.strides)
+                same &= name in op.in_place.get(result, ())
+                found.append(Couple(numbers[result], numbers[name], *covered(output), *covered(spec), same))
+    return found
 
 
 @structure
@@ -266,8 +265,7 @@ def overlap_words(problem: Problem) -> tuple[list[Couple], list[Span]]:
     op, specs = problem.operator, problem.specs
     names, groups = [*op.inputs, *op.results], dict[str, str]()
     if len(names) <= FEW:
-        found = pairs(problem)
-        return [Couple(p.result, p.other, *p.result_bytes, *p.other_bytes, p.same) for p in found], []
+        return couples_of(problem), []
     for result, others in op.in_place.items():
         for name in others:
             a, b = specs.get(name), specs.get(result)
@@ -281,6 +279,14 @@ def overlap_words(problem: Problem) -> tuple[list[Couple], list[Span]]:
 
 
 @inline
+def touch(couple: Couple, a: int, b: int) -> bool:
+    """Whether two operands at these addresses cover common bytes, unless they are the same memory and may be."""
+    are_apart = a + couple.a_high <= b + couple.b_low
+    are_apart |= b + couple.b_high <= a + couple.a_low
+    return not are_apart and not (a == b and couple.same)
+
+
+@inline
 def may_overlap(couples: int, spans: int, first: int, operands: int, order: int) -> bool:
     """Whether operands at these addresses cover common bytes, other than operands that may be the same memory and are.
 
@@ -290,10 +296,7 @@ def may_overlap(couples: int, spans: int, first: int, operands: int, order: int)
     """
     for number in range(couples):
         couple = at(Couple, first, number)
-        a, b = load_word(operands, couple.a), load_word(operands, couple.b)
-        are_apart = a + couple.a_high <= b + couple.b_low
-        are_apart |= b + couple.b_high <= a + couple.a_low
-        if not are_apart and not (a == b and couple.same):
+        if touch(couple, load_word(operands, couple.a), load_word(operands, couple.b)):
             return True
     return spans > 0 and (order == 0 or _meet(spans, first, operands, order))
 
@@ -337,13 +340,6 @@ def _meet(count: int, spans: int, operands: int, order: int) -> bool:
 
 
 # --- exactly ---------------------------------------------------------------------------------------------------------
-
-
-def touch(pair: Pair, result: int, other: int) -> bool:
-    """Whether two operands at these addresses cover common bytes, unless they are the same memory and may be."""
-    (low, high), (other_low, other_high) = pair.result_bytes, pair.other_bytes
-    apart = result + high <= other + other_low or other + other_high <= result + low
-    return not apart and not (result == other and pair.same)
 
 
 def check_overlap(op: Operator, arrays: Sequence[Array | None]) -> None:
@@ -407,7 +403,7 @@ class StepHead(Structure):
 
 @structure
 class Patch(Structure):
-    """What each call adds to an argument: the address of an operand, of SCRATCH, or of the TABLE."""
+    """What each call adds to an argument: the address of an operand, or of SCRATCH."""
 
     argument: int
     operand: int
@@ -415,7 +411,6 @@ class Patch(Structure):
 
 MAX_ARGUMENTS: Final = 256
 SCRATCH: Final = -1  # the operand number of scratch memory
-TABLE: Final = -2  # the operand number of the table of all operands' addresses
 
 
 def plan_words(program: Program, couples: Sequence[Couple] = (), spans: Sequence[Span] = ()) -> list[int]:
@@ -456,9 +451,6 @@ def step_words(step: Step, program: Program) -> list[int]:
         elif isinstance(value, Operand):
             arguments.append(0)
             operand = value.number
-        elif isinstance(value, Operands):
-            arguments.append(0)
-            operand = TABLE
         elif isinstance(value, Scratch):
             arguments.append(value.offset)
             operand = SCRATCH
@@ -522,9 +514,7 @@ def run_steps(plan: Plan, operands: int, scratch: int, run: int, context: int) -
         for number in range(step.patches):
             patch = at(Patch, patches, number)
             index, operand = patch.argument, patch.operand
-            base = scratch if operand == SCRATCH else operands
-            if operand >= 0:
-                base = load_word(operands, operand)
+            base = scratch if operand == SCRATCH else load_word(operands, operand)
             store_word(arguments, index, base + load_word(arguments, index))
         task, parts = step.task, step.parts
         next_step = at(Patch, patches, step.patches).address
