@@ -354,10 +354,8 @@ def linear_cross_entropy_loss(
     >>> opgrad.linear_cross_entropy_loss(x, w, np.array([0, 1]), N=2, K=2)
     array(0.2201, dtype=float32)
     """
-    given = {"N": N, "K": K, "bits": bits, "row_block": row_block, "column_block": column_block, "transB": transB}
-    logits, _ = _logits(x, b, scales, zero_points, given, signed, zero_point)
-    options: Attributes = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
-    return _loss_and_slope(logits, labels, **options)[0]
+    layer = x, b, labels, scales, zero_points, weight, N, K, bits, row_block, column_block, transB, signed, zero_point
+    return linear_cross_entropy_loss_and_grad(*layer, reduction=reduction, ignore_index=ignore_index)[0]
 
 
 @operator(
@@ -390,32 +388,15 @@ def linear_cross_entropy_loss_and_grad(
            [ 0.0596, -0.0596]], dtype=float32))
     """
     given = {"N": N, "K": K, "bits": bits, "row_block": row_block, "column_block": column_block, "transB": transB}
-    logits, w = _logits(x, b, scales, zero_points, given, signed, zero_point)
-    options: Attributes = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
-    loss, slope = _loss_and_slope(logits, labels, **options)
-    return loss, (slope @ w).reshape(x.shape)
-
-
-def _logits(
-    x: Array, b: Array, scales: Array | None, zero_points: Array | None, given: Attributes, signed: bool, zero: float
-) -> tuple[Array, Array]:
-    """The logits [tokens, N], and the weights [N, K]."""
     w = b
-    if given["bits"] and scales is not None:
-        w = floats_of(b, scales, zero_points, None, given, signed, zero)
-    w = w if given["transB"] else w.T
-    return x.reshape(math.prod(x.shape[:-1]), given["K"]) @ w.T, w
-
-
-def _loss_and_slope(
-    logits: Array, labels: Array, *, weight: Array | None, ignore_index: int, reduction: str
-) -> tuple[Array, Array]:
-    """The loss, and its gradient with respect to the logits."""
-    counts = labels != ignore_index
+    if bits and scales is not None:
+        w = floats_of(b, scales, zero_points, None, given, signed, zero_point)
+    w = w if transB else w.T
+    logits, counts = x.reshape(math.prod(x.shape[:-1]), K) @ w.T, labels != ignore_index
     weights = (np.ones(labels.shape) if weight is None else weight)[counts]
     loss, slope, kept = np.zeros(labels.shape), np.zeros(logits.shape), counts.reshape(-1)
     losses, log_prob = sparse_softmax_cross_entropy(logits[kept], labels[counts], weights, reduction=reduction)
     dy = np.ones(losses.shape)
     slope[kept] = sparse_softmax_cross_entropy_grad(dy, log_prob, labels[counts], weights, reduction=reduction)
     loss[counts] = losses
-    return loss if reduction == "none" else losses, slope
+    return loss if reduction == "none" else losses, (slope @ w).reshape(x.shape)
