@@ -59,13 +59,6 @@ def _reduction_of(labels: Array, weight: Array | None, options: LossOptions) -> 
     return _SampleReduction(labels, options, float(over(np, both[0])), float(over(np, both[1])))
 
 
-def _moved_labels(name: str, labels: Array, shift: int, ignore_index: int | None, is_dense: bool = False) -> Array:
-    """Labels in a dtype that ignore_index fits, moved by `shift`."""
-    wide = labels if in_int32(ignore_index) else labels.astype(np.int64)
-    moved: Array = shifted(np, name, wide, shift, ignore_index, is_dense)
-    return moved
-
-
 def _checked_array(name: str, argument: str, value: Any) -> Array:
     """NumPy's array of an argument. Raises TypeError for another library's."""
     if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
@@ -224,10 +217,21 @@ def linear_cross_entropy_and_grad(
 # --- how samples count ---------------------------------------------------------------------------------------------
 
 
-def _read(name: str, shift: int, options: tuple[Any, ...]) -> LossOptions:
-    """The options, with a label that is ignored where one is needed for what has no later label."""
+def _read(
+    name: str, labels: Array, shift: int, options: tuple[Any, ...], classes: int | None = None
+) -> tuple[LossOptions, Array]:
+    """The options, and the labels moved by `shift`, in a dtype that ignore_index fits.
+
+    classes: how many there are, if the labels are checked.
+    """
     chosen = read_options(name, *options)
-    return replace(chosen, ignore_index=IGNORED) if shift and chosen.ignore_index is None else chosen
+    if shift and chosen.ignore_index is None:  # a label is needed for what has no later label
+        chosen = replace(chosen, ignore_index=IGNORED)
+    wide = labels if in_int32(chosen.ignore_index) else labels.astype(np.int64)
+    moved: Array = shifted(np, name, wide, shift, chosen.ignore_index, False)
+    if classes is not None:
+        check_labels(name, "labels", moved, classes, chosen.ignore_index)
+    return chosen, moved
 
 
 def _output(reduction: _SampleReduction, found: Any) -> CrossEntropyOutput:
@@ -248,15 +252,13 @@ def _of_logits(
 ) -> tuple[CrossEntropyOutput, Array | None]:  # fmt: skip
     """The results, and the gradient with respect to logits if dloss is given."""
     logits, labels = _checked_array(name, "logits", logits), _checked_array(name, "labels", labels)
-    chosen, is_dense = _read(name, shift, options), labels.dtype.kind not in "iu"
-    if is_dense and (shift or chosen.ignore_index is not None):
-        raise ValueError(f"{name}: labels are class probabilities, expected neither shift nor ignore_index")
-    probabilities = labels if is_dense else None
+    is_dense, probabilities = labels.dtype.kind not in "iu", None
     if is_dense:
-        labels = np.zeros(logits.shape[:1] + logits.shape[2:], np.int64)
-    labels = _moved_labels(name, labels, shift, chosen.ignore_index, is_dense)
-    if not is_dense and logits.ndim > 1:
-        check_labels(name, "labels", labels, logits.shape[1], chosen.ignore_index)
+        if shift or options[1] is not None:
+            raise ValueError(f"{name}: labels are class probabilities, expected neither shift nor ignore_index")
+        labels, probabilities = np.zeros(logits.shape[:1] + logits.shape[2:], np.int64), labels
+    classes = None if is_dense or logits.ndim < 2 else logits.shape[1]
+    chosen, labels = _read(name, labels, shift, options, classes)
     given: dict[str, Any] = {"labels": labels, "weight": weight, "probabilities": probabilities, **chosen.attributes}
     counted = None if is_dense else weight
     if dloss is None:
@@ -278,9 +280,7 @@ def _of_layer(
     named = {"x": x, "linear_weight": w, "labels": labels}
     x, w, labels = (_checked_array(name, argument, value) for argument, value in named.items())
     check_layer(name, labels, labels.dtype.kind in "iu", x, w, b, weight)
-    chosen = _read(name, shift, options)
-    labels = _moved_labels(name, labels, shift, chosen.ignore_index)
-    check_labels(name, "labels", labels, len(w), chosen.ignore_index)
+    chosen, labels = _read(name, labels, shift, options, len(w))
     reduction = _reduction_of(labels, weight, chosen)
     kept = np.arange(len(x)) if chosen.ignore_index is None else np.flatnonzero(labels != chosen.ignore_index)
     found = [np.zeros(len(x), _precision_of(x)) for _ in range(4)] + [np.full(len(x), -1, np.int64)]
@@ -396,8 +396,7 @@ def _of_layers(
     reduction_name, ignored, temperature, num_items = options
     ignored = ignored if shift or labels is not None else None
     given = reduction_name, ignored, 0.0, 0.0, None, temperature, num_items
-    chosen = read_options(name, *given)
-    chosen_labels = _moved_labels(name, chosen_labels, shift, ignored)
+    chosen, chosen_labels = _read(name, chosen_labels, shift, given)
     reduction = _reduction_of(chosen_labels, None, chosen)
     number = _precision_of(x)
     losses, slopes = np.zeros(len(x), number), reduction.upstream(1.0 if dloss is None else dloss)["dloss"]
