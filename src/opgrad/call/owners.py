@@ -12,7 +12,6 @@ from opgrad.base.locks import settling
 from opgrad.contract import Operator
 from opgrad.contract.declaration import Memory
 
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # a function's entries, positional and keyword arguments
 # The package of a type, and the module that knows its arrays: the one list of modules that a name leads to, since
 # these load heavy libraries.
 DOORS = {
@@ -105,10 +104,8 @@ def foreign(op: Operator, given: Mapping[str, Any]) -> bool:
     return any(library_of(type(array)) is not None for array in arrays_of(op, given).values())
 
 
-def run(op: Operator, given: Mapping[str, Any], call: Call | None = None) -> Any:
+def run(op: Operator, given: Mapping[str, Any]) -> Any:
     """Run an operator on arrays of one library, given by parameter name; at least one is not NumPy's.
-
-    call: the public function's call, for libraries whose calls can be native.
 
     Raises TypeError if they belong to several, NotImplementedError for an operator that only NumPy's arrays have,
     besides what the operator raises.
@@ -122,36 +119,32 @@ def run(op: Operator, given: Mapping[str, Any], call: Call | None = None) -> Any
     for name in op.inputs:
         library = known.get(type(given.get(name)))
         if library is not None:
-            return _run(library, op, given, call)
+            return library.run(op, given)
     owners = (library_of(type(array)) for array in arrays_of(op, given).values())
     return next(owner for owner in owners if owner is not None).run(op, given)
 
 
-def called(library: Library, op: Operator, named: Callable[..., dict[str, Any]], call: Call, runners: Any) -> Any:
+def called(
+    library: Library, op: Operator, named: Callable[..., dict[str, Any]], entries: Any, runners: Any,
+    args: tuple[Any, ...], kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
     """Answer a public function's call, whose first array is this library's.
 
-    named: gives the call's arguments by name. runners: what the function keeps by signature, where libraries that have
-    `warm_key` and `warm_call` put what answers a call.
+    named: gives the call's arguments by name. entries: the function's, where a library that has `noted` notes how the
+    call was answered. runners: what the function keeps by signature, where libraries that have `warm_key` and
+    `warm_call` put what answers a call.
     """
-    _, args, kwargs = call
     key_of = getattr(library, "warm_key", None)
     key = key_of and key_of(args, kwargs)
     answer = key and runners.get(key)
     if answer:
         return answer(args, kwargs)
     given = named(args, kwargs)
-    result = run(op, given, call)
+    noted = getattr(library, "noted", None)
+    result = noted(entries, lambda *args, **kwargs: run(op, given), args, kwargs) if noted else run(op, given)
     if key and (answer := library.warm_call(op, given, args, kwargs)):  # type: ignore[attr-defined]
         runners.keep(key, answer)
     return result
-
-
-def _run(library: Library, op: Operator, given: Mapping[str, Any], call: Call | None) -> Any:
-    noted = getattr(library, "noted", None)
-    if noted is None or call is None:
-        return library.run(op, given)
-    its_entries, args, kwargs = call
-    return noted(its_entries, lambda *args, **kwargs: library.run(op, given), args, kwargs)
 
 
 def check_owners(op: Operator, given: Mapping[str, Any], library: Library) -> None:
