@@ -19,7 +19,7 @@ import onnxruntime
 from opgrad.base.locks import settling
 from opgrad.contract import DTYPES, Operator, Spec
 from opgrad.cpu.compiler.decorators import noting
-from opgrad.cpu.compiler.processes import Request
+from opgrad.cpu.compiler.processes import Request, Work
 from opgrad.cpu.compiler.words import at
 from opgrad.cpu.plans import Call, plan
 from opgrad.onnx.graph.loading import check_sizes
@@ -125,7 +125,7 @@ def _of_node(node: RuntimeNode, key: tuple[int, ...]) -> Iterator[Request]:
         return
     given = tuple(None if spec is None else (spec.shape, spec.dtype.name) for spec in specs)
     call = Call(node.overload.operator.name, node.needs, node.lists, given, attributes)
-    yield from ((name, call) for name in missing)
+    yield from ((name, Work(call.compile, (name,))) for name in missing)
 
 
 # --- what onnxruntime calls ------------------------------------------------------------------------------------------

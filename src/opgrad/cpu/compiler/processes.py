@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 from opgrad.base.limits import default_threads
 from opgrad.base.locks import in_child, settling
@@ -30,41 +30,18 @@ from opgrad.cpu.compiler.cache import VARIABLE as CACHE
 from opgrad.cpu.compiler.target import cpu_is_known, host, object_cache
 
 
-class Compiled(Protocol):
-    """What a request asks for."""
-
-    def compile(self, name: str) -> bool:
-        """Compile it, in the process that gets the request; name: of the object code.
-
-        Returns whether that is done.
-        """
-
-
-class Named(NamedTuple):
-    """A kernel or native function that is a global of a module, and the interface for which it is compiled."""
-
-    module: str
-    name: str
-    interface: str
-
-    def compile(self, name: str) -> bool:
-        getattr(import_module(self.module), self.name).compile(self.interface)
-        return object_cache().read(name) is not None
-
-
 class Work(NamedTuple):
-    """A function to call, a global of a module, because it compiles several kernels while it runs."""
+    """A function that compiles kernels, to be called in another process, and its arguments, which can be pickled.
 
-    function: Callable[..., None]
+    It returns False if the cache does not keep the kernel that is asked for.
+    """
+
+    function: Callable[..., bool | None]
     arguments: tuple[Any, ...] = ()
 
-    def compile(self, name: str) -> bool:
-        self.function(*self.arguments)
-        return True
 
-
-# The name of the object code, and how its kernel is found; for work, any name that tells it from other work.
-Request = tuple[str, Compiled]
+# The name of the object code; for work on several kernels, any name that tells it from other work.
+Request = tuple[str, Work]
 
 
 def main() -> None:
@@ -77,9 +54,9 @@ def main() -> None:
     threading.Thread(target=_read, args=(requests, waiting.put), daemon=True).start()
     host()  # writes what LLVM says of the CPU to the cache
     while True:
-        name, what = waiting.get()
+        _, (function, arguments) = waiting.get()
         try:
-            reason = "" if what.compile(name) else "the cache does not keep it"
+            reason = "the cache does not keep it" if function(*arguments) is False else ""
         except Exception as error:  # the process that sent the request may do it itself, and raises the error
             reason = f"{type(error).__name__}: {error}"
         print(json.dumps(reason), file=answers, flush=True)
@@ -294,7 +271,13 @@ def named(function: Any, interface: str) -> Request | None:
     found = getattr(sys.modules.get(module), name, None) if module.startswith("opgrad.") else None
     is_found = getattr(found, "function", None) is function
     kept_as = sources.object_name(function, interface) if is_found else None
-    return (kept_as, Named(module, name, interface)) if kept_as else None
+    return (kept_as, Work(_compile_named, (module, name, interface, kept_as))) if kept_as else None
+
+
+def _compile_named(module: str, name: str, interface: str, kept_as: str) -> bool:
+    """Compile a kernel or native function that is a global of a module; returns whether the cache has it."""
+    getattr(import_module(module), name).compile(interface)
+    return object_cache().read(kept_as) is not None
 
 
 def missing(functions: Iterable[Any]) -> list[Request]:
