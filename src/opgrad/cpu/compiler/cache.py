@@ -183,29 +183,23 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def claimed(folder: str | None, name: str) -> Iterator[None]:
     """Hold the claim of this name in the folder for the length of the context.
 
-    First wait until nobody else holds it.
+    First wait until nobody else holds it, if that is possible here.
     """
     with ExitStack() as held:
         with suppress(OSError, UntrustedError):
             if folder is not None and fcntl is not None:
-                _claim(held, folder, name)
+                place = held.enter_context(opened(folder, make=True))
+                path = place.file(f".{name}.claim")
+                descriptor = os.open(path, OPEN, 0o600, dir_fd=place.descriptor)
+                held.callback(os.close, descriptor)
+                status = os.fstat(descriptor)
+                # Whoever can open the file can lock it and make us wait. So only the caller may have access to it.
+                private = status.st_uid == os.geteuid() and not status.st_mode & OTHERS
+                if stat.S_ISREG(status.st_mode) and private and _lock(descriptor):
+                    # Closing it would not do where a forked child has it, too.
+                    held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)
+                    held.callback(_remove, path, place.descriptor)
         yield
-
-
-def _claim(held: ExitStack, folder: str, name: str) -> None:
-    """Take the claim, if that is possible here; closing `held` gives it back."""
-    place = held.enter_context(opened(folder, make=True))
-    path = place.file(f".{name}.claim")
-    descriptor = os.open(path, OPEN, 0o600, dir_fd=place.descriptor)
-    held.callback(os.close, descriptor)
-    status = os.fstat(descriptor)
-    # Whoever can open the file can lock it and make us wait. So only the caller may have access to it.
-    private = status.st_uid == os.geteuid() and not status.st_mode & OTHERS
-    if stat.S_ISREG(status.st_mode) and private and _lock(descriptor):
-        held.callback(
-            fcntl.flock, descriptor, fcntl.LOCK_UN
-        )  # closing it would not do where a forked child has it, too
-        held.callback(_remove, path, place.descriptor)
 
 
 def _lock(descriptor: int) -> bool:

@@ -35,11 +35,6 @@ def copy_rows(units: Units, blocks, size, x: ByteRows, y: ByteRows, stream):
             copy_bytes(v.address_of(target) + begin, v.address_of(source) + begin, count)
 
 
-@kernel
-def store_lengths(count, table, lengths: Pointer):
-    copy_bytes(v.address_of(lengths), table, 8 * count)
-
-
 @folded
 def nonfinite_in_range(count: Vector, x: Vector, infinities: int, nans: int) -> Vector:
     """Add 1 in each lane that holds an infinity, if `infinities`, or a NaN, if `nans`."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 from opgrad.contract.signature import Operand, Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import several as kernels
+from opgrad.cpu.kernels.arithmetic import copy_words
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.several import ByteRows
 from opgrad.cpu.programs.building import ProgramSteps
@@ -47,7 +48,7 @@ def concat_training(problem: Problem) -> Program:
         _copy(steps, rows, size, alone, inside)
     axis = problem.attributes["axis"].start
     lengths = [problem.specs[name].shape[axis] for name in problem.listed("arrays")]
-    steps.add_parts(kernels.store_lengths, count=len(lengths), table=steps.tables.add(lengths))
+    steps.add_parts(copy_words, source=steps.tables.add(lengths), count=len(lengths), target=problem["lengths"])
     return steps.program()
 
 

@@ -259,18 +259,15 @@ def unlike() -> frozenset[str]:
         found: set[str] = set()
         for name, trial in TRIALS.items():
             if name != CALLS or (SUPPORTED and not found):
-                found |= set() if _holds(trial) else {name}
+                try:
+                    holds = trial()
+                except (AttributeError, TypeError, ValueError, SystemError):  # a field or a function that is not there
+                    holds = False
+                found |= set() if holds else {name}
         if found:
             python = f"{sys.implementation.name} {sys.version.split()[0]}"
             warn(f"{', '.join(sorted(found))} of {python} and NumPy {np.__version__}")
         return frozenset(found)
-
-
-def _holds(trial: Callable[[], bool]) -> bool:
-    try:
-        return trial()
-    except (AttributeError, TypeError, ValueError, SystemError):  # a field or a function that is not there
-        return False
 
 
 def warn(what: str) -> None:
