@@ -377,6 +377,8 @@ def test_refused_arrays():
         ((logits, labels[:1]), ValueError, "cross_entropy: labels has shape (1,), expected (2,)"),
         ((logits, jnp.zeros((2, 4))), ValueError, "cross_entropy: labels has shape (2, 4), expected (2, 3)"),
         ((logits, labels, jnp.ones(2)), ValueError, "cross_entropy: weight has shape (2,), expected (3,)"),
+        ((logits, labels, jnp.ones(())), ValueError, "cross_entropy: weight has shape (), expected (3,)"),
+        ((logits, labels, jnp.ones((1, 3))), ValueError, "cross_entropy: weight has shape (1, 3), expected (3,)"),
         ((logits.astype(int), labels), TypeError, "cross_entropy: logits has dtype int64, expected one of"),
     ]:
         for call in (loss, opgrad.jax.cross_entropy):

@@ -1,5 +1,8 @@
 """The losses with options, by samples: the reference by finite differences, the CPU's kernels by the reference."""
 
+import itertools
+import re
+
 import numpy as np
 import pytest
 import sample_losses as cases
@@ -142,6 +145,9 @@ def test_numpy_functions_refuse():
     ]:
         with pytest.raises(ValueError, match=message):
             opgrad.cross_entropy(logits, labels, **options)
+    for function, shape in itertools.product((opgrad.cross_entropy, opgrad.cross_entropy_and_grad), [(), (1, 3), (2,)]):
+        with pytest.raises(ValueError, match=rf"weight has shape {re.escape(str(shape))}, expected \(3,\)"):
+            function(logits, labels, weight=np.ones(shape, np.float32))
     with pytest.raises(ValueError, match=r"x has shape \(2, 3\) and linear_weight \(5, 4\)"):
         opgrad.linear_cross_entropy(logits, np.zeros((5, 4), np.float32), labels)
 

@@ -190,9 +190,9 @@ def check_layer(name: str, labels: Any, is_integer: bool, x: Any, w: Any, b: Any
 def sample_weights(library: Any, labels: Any, weight: Any, ignore_index: int | None, dtype: Any) -> Any:
     """The weight of each sample's class, 1 without weights; 0 for ignored samples, and for labels that are no classes.
 
-    weight: None, or of this dtype.
+    weight: None, or of this dtype; the operator, which is called later, refuses weights of another rank.
     """
-    if weight is None:
+    if weight is None or weight.ndim != 1:
         each = library.ones_like(labels, dtype=dtype)
     elif not weight.shape[0]:
         each = library.zeros_like(labels, dtype=dtype)
