@@ -51,24 +51,24 @@ ANY_CPU: Final = -1  # the index of a device
 
 @structure
 class Functions(Structure):
-    """The addresses of C functions of Python and NumPy, of the function that shares parts, and of types."""
+    """The addresses of C functions: Python's by their names, NumPy's, the one that shares parts; and of types."""
 
-    vectorcall: int
-    take: int  # a reference
-    drop: int
-    save_thread: int
-    restore_thread: int
-    equals: int
-    clear: int
-    is_error: int
-    occurred: int
-    new_tuple: int
-    set_item: int
-    new_list: int
-    set_list_item: int
-    get_attribute: int
-    get_item: int
-    as_int64: int
+    PyObject_Vectorcall: int
+    Py_IncRef: int
+    Py_DecRef: int
+    PyEval_SaveThread: int
+    PyEval_RestoreThread: int
+    PyObject_RichCompareBool: int
+    PyErr_Clear: int
+    PyErr_ExceptionMatches: int
+    PyErr_Occurred: int
+    PyTuple_New: int
+    PyTuple_SetItem: int
+    PyList_New: int
+    PyList_SetItem: int
+    PyObject_GetAttr: int
+    PyDict_GetItem: int
+    PyLong_AsLongLong: int
     new_array: int
     array: int
     run: int
@@ -179,7 +179,7 @@ def _is_number(functions: Functions, found: int, value: Value) -> bool:
         return False
     if value.kind == FLOAT:
         return load_word(found + VALUE, 0) == value.bits
-    return call_address(functions.equals, found, value.object, EQ) & 0xFFFFFFFF == 1
+    return call_address(functions.PyObject_RichCompareBool, found, value.object, EQ) & 0xFFFFFFFF == 1
 
 
 @inline
@@ -219,9 +219,9 @@ def write_numbers(functions: Functions, items: int, wanted: Numbers, numbers: in
     """Write the integers that stand in fields of a record; False if one of them does not fit int64."""
     fields, fit = load_word(items, wanted.container), True
     for number in range(wanted.count):
-        found = call_address(functions.as_int64, load_word(fields, load_word(wanted.places, number)))
-        if found == -1 and call_address(functions.occurred):
-            call_address(functions.clear)
+        found = call_address(functions.PyLong_AsLongLong, load_word(fields, load_word(wanted.places, number)))
+        if found == -1 and call_address(functions.PyErr_Occurred):
+            call_address(functions.PyErr_Clear)
             fit = False
         store_word(numbers, number, found)
     return fit
@@ -234,7 +234,7 @@ def write_numbers(functions: Functions, items: int, wanted: Numbers, numbers: in
 def drop(functions: Functions, results: int, count: int) -> None:
     """Give back references to objects."""
     for number in range(count):
-        call_address(functions.drop, load_word(results, number))
+        call_address(functions.Py_DecRef, load_word(results, number))
 
 
 @inline
@@ -290,26 +290,26 @@ def _records_grad(functions: Functions, torch: Torch, tensor: int) -> int:
     """1 if autograd records operations on a tensor, else 0."""
     if not call_address(torch.records_grad) & 0xFF:
         return 0
-    found = call_address(functions.get_attribute, tensor, torch.requires_grad)
+    found = call_address(functions.PyObject_GetAttr, tensor, torch.requires_grad)
     if found == 0:
-        call_address(functions.clear)
+        call_address(functions.PyErr_Clear)
         return 1
-    call_address(functions.drop, found)
+    call_address(functions.Py_DecRef, found)
     return 1 if found == torch.true else 0
 
 
 @inline
 def is_watched(functions: Functions, torch: Torch, watchers: int) -> bool:
     """Whether PyTorch must see every call now, for a dispatch mode, a trace or a functorch transformation."""
-    level = call_address(functions.get_item, torch.levels, torch.level)
+    level = call_address(functions.PyDict_GetItem, torch.levels, torch.level)
     watched = level != torch.no_level
     for number in range(watchers):
         watcher = at(Watcher, torch.watchers, number)
-        found = call_address(functions.vectorcall, watcher.function, 0, 0, 0)
+        found = call_address(functions.PyObject_Vectorcall, watcher.function, 0, 0, 0)
         if found == 0:
-            call_address(functions.clear)
+            call_address(functions.PyErr_Clear)
             return True
-        call_address(functions.drop, found)
+        call_address(functions.Py_DecRef, found)
         watched |= found != watcher.unwatched
     return watched
 
@@ -458,7 +458,7 @@ def _gather(
         if operand.source == ARGUMENT:
             found = load_word(load_word(items, operand.container), operand.index)
             if operand.container:
-                call_address(functions.take, found)
+                call_address(functions.Py_IncRef, found)
         elif operand.source == KEPT:
             found = operand.object
         elif operand.source == NUMBERS:
@@ -476,7 +476,7 @@ def _release(functions: Functions, entry: Entry, objects: int) -> None:
     for number in range(entry.operands):
         operand = at(Operand, entry.first_operand, number)
         if operand.source == ARGUMENT and operand.container:
-            call_address(functions.drop, load_word(objects, number))
+            call_address(functions.Py_DecRef, load_word(objects, number))
 
 
 @inline
@@ -486,14 +486,14 @@ def _new_results(functions: Functions, entry: Entry, torch: int, objects: int, r
         result = at(Result, entry.first_result, number)
         if result.operand != NONE:
             made = load_word(objects, result.operand)
-            call_address(functions.take, made)
+            call_address(functions.Py_IncRef, made)
         elif result.maker:
-            made = call_address(functions.vectorcall, result.maker, 0, 0, 0)
+            made = call_address(functions.PyObject_Vectorcall, result.maker, 0, 0, 0)
         elif torch:
             made = new_tensor(at(Torch, torch), at(Layout, result.layout))
         else:
             layout, kind = at(Layout, result.layout), functions.array
-            call_address(functions.take, layout.dtype)  # NewFromDescr takes a reference over
+            call_address(functions.Py_IncRef, layout.dtype)  # NewFromDescr takes a reference over
             made = call_address(functions.new_array, kind, layout.dtype, layout.rank, layout.sizes, 0, 0, 0, 0)
         if made == 0:
             return number
@@ -521,27 +521,27 @@ def _run(functions: Functions, entry: Entry, operands: int, team: int) -> int:
         return OVERLAP
     run = functions.run if team else 0
     if unlocked:
-        thread = call_address(functions.save_thread)
+        thread = call_address(functions.PyEval_SaveThread)
     status = run_plan(plan, operands, run, team, 0)
     if unlocked:
-        call_address(functions.restore_thread, thread)
+        call_address(functions.PyEval_RestoreThread, thread)
     return status
 
 
 @inline
 def _answer(functions: Functions, entry: Entry, items: int, results: int) -> int:
     """The function's answer: `out`, one result, a tuple of results, or lists of them; 0 if Python cannot make it."""
-    count, lists, new_tuple, set_item = entry.results, entry.lists, functions.new_tuple, functions.set_item
+    count, lists, new_tuple, set_item = entry.results, entry.lists, functions.PyTuple_New, functions.PyTuple_SetItem
     if entry.out != NONE:
         value = load_word(load_word(items, 0), entry.out)
-        call_address(functions.take, value)
+        call_address(functions.Py_IncRef, value)
         return value
     if lists == 0:
         return load_word(results, 0) if count == 1 else collect(functions, new_tuple, set_item, results, count)
     length = count // lists
     for number in range(lists):
         first = results + 8 * number * length
-        made = collect(functions, functions.new_list, functions.set_list_item, first, length)
+        made = collect(functions, functions.PyList_New, functions.PyList_SetItem, first, length)
         if made == 0:
             drop(functions, results, number)
             drop(functions, first + 8 * length, count - (number + 1) * length)
@@ -590,11 +590,11 @@ def _apply(functions: Functions, entry: Entry, items: int) -> int:
         if operand.source == ARGUMENT:
             found = load_word(load_word(items, operand.container), operand.index)
         store_word(arguments, number, found)
-    answer = call_address(functions.vectorcall, entry.apply, arguments, entry.operands, 0)
+    answer = call_address(functions.PyObject_Vectorcall, entry.apply, arguments, entry.operands, 0)
     if answer and entry.item != NONE:
         chosen = load_word(answer + TUPLE_ITEMS, entry.item)
-        call_address(functions.take, chosen)
-        call_address(functions.drop, answer)
+        call_address(functions.Py_IncRef, chosen)
+        call_address(functions.Py_DecRef, answer)
         return chosen
     return answer
 
@@ -604,10 +604,10 @@ def _run_entry(table: Table, entry: Entry, items: int, team: int) -> int:
     """Answer a call that fits the entry; 0 if the Python function shall answer, or if an exception was raised."""
     functions, torch = at(Functions, table.functions), table.torch if entry.is_torch else 0
     owner, watchers, answer = entry.owner, entry.watchers, 0
-    call_address(functions.take, owner)  # another thread may replace the entry; the owner keeps its memory
+    call_address(functions.Py_IncRef, owner)  # another thread may replace the entry; the owner keeps its memory
     if not (torch and watchers != NONE and is_watched(functions, at(Torch, torch), watchers)):
         answer = _apply(functions, entry, items) if entry.apply else _run_plan(functions, entry, torch, items, team)
-    call_address(functions.drop, owner)
+    call_address(functions.Py_DecRef, owner)
     return answer
 
 
@@ -617,11 +617,11 @@ def _has_raised(functions: Functions) -> bool:
 
     MemoryError and ValueError are not: the Python function raises better ones.
     """
-    if call_address(functions.occurred) == 0:
+    if call_address(functions.PyErr_Occurred) == 0:
         return False
     for error in (functions.memory_error, functions.value_error):
-        if call_address(functions.is_error, error) & 0xFFFFFFFF:
-            call_address(functions.clear)
+        if call_address(functions.PyErr_ExceptionMatches, error) & 0xFFFFFFFF:
+            call_address(functions.PyErr_Clear)
             return False
     return True
 
@@ -644,4 +644,4 @@ def call(function: int, arguments: int, count: int, names: int) -> int:
             return answer
         if _has_raised(functions):
             return 0
-    return call_address(functions.vectorcall, table.python, arguments, count, names)
+    return call_address(functions.PyObject_Vectorcall, table.python, arguments, count, names)

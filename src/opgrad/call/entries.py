@@ -25,12 +25,12 @@ from opgrad.base.locks import settling
 from opgrad.call import calls
 from opgrad.call.calls import Functions, Value
 from opgrad.contract import Spec
-from opgrad.contract.declaration import lists_of
 from opgrad.contract.signature import PLAIN, RECORDS, fields, is_plain
 from opgrad.cpu.compiler.words import several, words
 from opgrad.cpu.runtime import abi, pool, threads
 from opgrad.cpu.runtime.abi import SUPPORTED
 from opgrad.cpu.runtime.plan import FEW
+from opgrad.cpu.runtime.system import address
 
 MOST_ITEMS = 4096
 
@@ -271,8 +271,9 @@ class _Description:
         }
 
     def _of_plan(self, plan: Any) -> dict[str, int]:
-        answered, lists = self.answered, lists_of(self.answered.by.op)
-        if plan.copies or lists is None:
+        answered, op = self.answered, self.answered.by.op
+        lists = op.lists
+        if plan.copies or (op.finish is not None and not lists):
             raise NotNative
         if lists:
             same = True
@@ -396,30 +397,6 @@ def function_of(python: Callable[..., Any]) -> tuple[Any, "Entries | None"]:
 # --- entries -------------------------------------------------------------------------------------------------------
 
 
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
-PYTHON_FUNCTIONS = {
-    "vectorcall": "PyObject_Vectorcall",
-    "take": "Py_IncRef",
-    "drop": "Py_DecRef",
-    "save_thread": "PyEval_SaveThread",
-    "restore_thread": "PyEval_RestoreThread",
-    "equals": "PyObject_RichCompareBool",
-    "clear": "PyErr_Clear",
-    "is_error": "PyErr_ExceptionMatches",
-    "occurred": "PyErr_Occurred",
-    "new_tuple": "PyTuple_New",
-    "set_item": "PyTuple_SetItem",
-    "new_list": "PyList_New",
-    "set_list_item": "PyList_SetItem",
-    "get_attribute": "PyObject_GetAttr",
-    "get_item": "PyDict_GetItem",
-    "as_int64": "PyLong_AsLongLong",
-}
-
-
 @functools.cache
 def _c_functions() -> Functions:
     """What native calls call; it is never freed."""
@@ -429,7 +406,7 @@ def _c_functions() -> Functions:
         run=threads.run.address,
         value_error=id(ValueError),
         memory_error=id(MemoryError),
-        **{each: _address(getattr(ctypes.pythonapi, name)) for each, name in PYTHON_FUNCTIONS.items()},
+        **{name: address(ctypes.pythonapi, name) for name in Functions._fields if name.startswith("Py")},
     )
     abi.kept_forever(found)
     return found

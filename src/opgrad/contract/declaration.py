@@ -248,6 +248,7 @@ class Operator:
     support: Support = EVERYWHERE
     general: General | None = None
     finish: Callable[[tuple[Any, ...]], Any] | None = None  # turns the tuple of results into what the function returns
+    lists: int = 0  # in how many lists `finish` returns the results, if in lists
     instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # functions that calls are handed to
 
     @once
@@ -451,8 +452,9 @@ def spread(op: Operator, given: int, made: int) -> Operator:
         for result, names in op.in_place.items()
         for i in range(made)
     }
-    rest = [name for name in op.parameters if name not in op.inputs]
-    return replace(op, inputs=inputs, results=results, parameters=(*inputs, *rest), in_place=shared, general=None)
+    rest, lists = [name for name in op.parameters if name not in op.inputs], len(op.results) if made else 0
+    found = replace(op, inputs=inputs, results=results, parameters=(*inputs, *rest), in_place=shared, general=None)
+    return replace(found, lists=lists, finish=functools.partial(_in_lists, lists)) if lists else found
 
 
 def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op, given, count: 0) -> General:
@@ -477,28 +479,14 @@ def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op,
             count = len(arrays)
             flat |= {f"{name}[{i}]": array for i, array in enumerate(arrays)}
         results = made(op, given, count)
-        if not results:
-            return spread(op, count, 0), flat
-        if isinstance(flat.get("out"), list | tuple):  # lists become one tuple, and a tuple of one becomes its array
+        if results and isinstance(
+            flat.get("out"), list | tuple
+        ):  # lists become one tuple, and a tuple of one becomes its array
             out = tuple(array for each in flat["out"] for array in (each if isinstance(each, list | tuple) else [each]))
             flat["out"] = out[0] if len(out) == 1 else out
-        return _making_lists(op, count, results), flat
+        return spread(op, count, results), flat
 
     return General((), expand)
-
-
-@functools.lru_cache(maxsize=256)
-def _making_lists(op: Operator, given: int, made: int) -> Operator:
-    return replace(spread(op, given, made), finish=functools.partial(_in_lists, len(op.results)))
-
-
-def lists_of(op: Operator) -> int | None:
-    """In how many lists an operator returns its results, 0 if it returns a tuple; None if it returns something else."""
-    if op.finish is None:
-        return 0
-    if isinstance(op.finish, functools.partial) and op.finish.func is _in_lists:
-        return int(op.finish.args[0])
-    return None
 
 
 def _in_lists(lists: int, results: tuple[Any, ...]) -> Any:
