@@ -6,9 +6,9 @@ shape of x; its attributes are plain values. What else decides about the results
 too, so that they are the key of its plan. `opgrad.cpu.programs.fusing` makes the programs of these operators.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from opgrad.contract import (
     Spec,
     Tensor,
     normalise,
+    shaped_like,
     shown,
 )
 from opgrad.contract.arrangement import repeated_axes
@@ -77,7 +78,7 @@ def _with_operands(number: int, op: Any, change: Callable[[str, Any], Any]) -> A
         return op
     pairs = zip(operand_names(number, op), op.operands, strict=True)
     changed = (each if isinstance(each, NUMBERS) else change(name, each) for name, each in pairs)
-    return dataclasses.replace(op, operands=tuple(changed))
+    return replace(op, operands=tuple(changed))
 
 
 # --- the forward operators -------------------------------------------------------------------------------------------
@@ -116,12 +117,10 @@ def _forward(
     drops: bool,
     dtypes: tuple[str | None, ...],
 ) -> Operator:
-    names = {"y": _like("x"), "stats": _rows, "saved": _like("x"), "mask": _like("x")}
-    results = {
-        name: Tensor((dtype,), shape, as_in, role="alone" if name == "stats" else "element")
-        for (name, (shape, as_in)), dtype in zip(names.items(), dtypes, strict=True)
-        if dtype
-    }
+    names = zip(("y", "stats", "saved", "mask"), dtypes, strict=True)
+    results = {name: shaped_like("x", (dtype,)) for name, dtype in names if dtype}
+    if "stats" in results:
+        results["stats"] = replace(results["stats"], shape=_rows, as_in="the shape of x with 1 for axis", role="alone")
     attributes = {"inf_as_zero": False, "accumulation": "any", "stats": False, "save": False}
     inputs = {"x": Tensor(TYPES, ranks=RANKS)} | _inputs("x", applied, masked, drops)
     return _operator(op, inputs, results, attributes, in_place={"y": ("x",)})
@@ -166,15 +165,11 @@ def _gradient(
     wanted: tuple[tuple[str, Shape, str], ...],
     library: Arrays,
 ) -> Operator:
-    shape, as_in = _like("dy")
-    results = {"dx": Tensor((dtype,), shape, as_in)}
+    results = {"dx": shaped_like("dy", (dtype,))}
     precise = "float64" if dtype == "float64" else "float32"
-    results |= {gradient_name(name): Tensor((precise,), shape, as_in) for name, _, _ in wanted}
-    inputs = {
-        "dy": Tensor(GRADIENT_TYPES, ranks=RANKS),
-        "y": Tensor(GRADIENT_TYPES, shape, as_in, ranks=RANKS),
-        **_inputs("dy", applied, masked, drops),
-    }
+    results |= {gradient_name(name): shaped_like("dy", (precise,)) for name, _, _ in wanted}
+    inputs = {"dy": Tensor(GRADIENT_TYPES, ranks=RANKS), "y": shaped_like("dy", GRADIENT_TYPES, ranks=RANKS)}
+    inputs |= _inputs("dy", applied, masked, drops)
     operands = tuple((shape, dtype) for _, shape, dtype in wanted)
     finish = functools.partial(_summed, library, operands) if wanted else None
     return _operator(op, inputs, results, {}, in_place={"dx": ("dy", "y")}, finish=finish)
@@ -206,15 +201,8 @@ def _summed(library: Arrays, operands: tuple[tuple[Shape, str], ...], results: t
 # --- what they share -------------------------------------------------------------------------------------------------
 
 
-def _like(name: str) -> tuple[Callable[[Shapes, Attributes], Shape], str]:
-    return (lambda shapes, _: shapes[name]), f"the shape of {name}"
-
-
-def _row_shape(shapes: Shapes, attributes: Attributes) -> Shape:
+def _rows(shapes: Shapes, attributes: Attributes) -> Shape:
     return tuple(1 if axis in attributes["axis"] else size for axis, size in enumerate(shapes["x"]))
-
-
-_rows = (_row_shape, "the shape of x with 1 for axis")
 
 
 def _operator(
@@ -227,7 +215,7 @@ def _operator(
 ) -> Operator:
     attributes = {"axis": -1, **SCALARS, "dropout": None, "post_ops": (), **attributes}
     declared: dict[str, Any] = {"onnx": (), "optional": frozenset(), "general": None, "instead": {}}
-    return dataclasses.replace(
+    return replace(
         op, kind="blocks", in_place=in_place, inputs=inputs, attributes=attributes, results=results, finish=finish,
         **declared,
     )  # fmt: skip
@@ -235,14 +223,13 @@ def _operator(
 
 def _inputs(first: str, applied: tuple[Applied, ...], masked: bool, drops: bool) -> dict[str, Tensor]:
     """The arrays of attributes: the mask, dropout's state, the operands."""
-    shape, as_in = _like(first)
-    found = {"where": Tensor(("bool",), shape, as_in)} if masked else {}
+    found = {"where": shaped_like(first, ("bool",))} if masked else {}
     if drops:
         found[STATE] = Tensor(("int64",), lambda shapes, _: (2,), "two numbers", role="alone")
     for each in applied:
         for place, name in enumerate(each.operands):
             condition = each.name == "select" and place == 0
-            found[name] = Tensor(CONDITION_TYPES if condition else OPERAND_TYPES, shape, as_in)
+            found[name] = shaped_like(first, CONDITION_TYPES if condition else OPERAND_TYPES)
     return found
 
 
