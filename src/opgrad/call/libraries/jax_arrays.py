@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -130,26 +130,9 @@ def _is_host(device: Any) -> bool:
 # --- on CUDA --------------------------------------------------------------------------------------------------------
 
 
-class Carrier(Protocol):
-    """A library whose arrays may share memory with JAX's."""
-
-    NAME: str
-    kind: type  # of its arrays
-
-    def borrow(self, array: jax.Array) -> Any:
-        """Its own array in the same memory, which its current stream may use from here on."""
-
-    def packed(self, array: Any) -> Any:
-        """The array in C order, copied if it is in another: all that JAX takes."""
-
-    def device(self, array: Any) -> AbstractContextManager[Any]:
-        """Make the array's device the current one."""
-
-    def finish(self) -> Callable[[], None]:
-        """What waits until the current device has done what was asked of its current stream so far."""
-
-
 class _Torch:
+    """A library whose arrays may share memory with JAX's. kind: the type of its arrays."""
+
     NAME = "PyTorch"
 
     def __init__(self) -> None:
@@ -159,21 +142,27 @@ class _Torch:
         self.kind: type = torch.Tensor
 
     def borrow(self, array: jax.Array) -> Any:
+        """Its own array in the same memory, which its current stream may use from here on."""
         return self.torch.from_dlpack(array)
 
     def packed(self, array: Any) -> Any:
+        """The array in C order, copied if it is in another: all that JAX takes."""
         return array.contiguous()
 
     def device(self, array: Any) -> AbstractContextManager[Any]:
+        """Make the array's device the current one."""
         return self.torch.cuda.device(array.device)
 
     def finish(self) -> Callable[[], None]:
+        """What waits until the current device has done what was asked of its current stream so far."""
         done = self.torch.cuda.Event(blocking=True)  # The thread that waits sleeps.
         done.record()
         return done.synchronize
 
 
 class _Cupy:
+    """The same of CuPy."""
+
     NAME = "CuPy"
 
     def __init__(self) -> None:
@@ -200,7 +189,7 @@ class _Cupy:
 
 
 @cache
-def _carrier() -> Carrier | None:
+def _carrier() -> _Torch | _Cupy | None:
     """PyTorch if it is installed and built for CUDA, else CuPy; None if neither is installed."""
     if importlib.util.find_spec("torch") is not None:
         import torch
