@@ -528,14 +528,6 @@ REGION = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 LIMIT = "_ZN2at15get_num_threadsEv"  # at::get_num_threads
 
 
-def openmp_region() -> tuple[int, ...]:
-    """Return the addresses of the functions REGION in the runtime that PyTorch uses; none if one of them is missing.
-
-    They are looked up through PyTorch's library, since a process may hold several runtimes.
-    """
-    return _openmp_functions(*REGION)
-
-
 def openmp_limit() -> int:
     """Return the address of PyTorch's function for how many threads it would use in the calling thread; 0 if missing.
 
@@ -551,6 +543,10 @@ def openmp_most() -> int:
 
 
 def _openmp_functions(*names: str) -> tuple[int, ...]:
+    """Return the addresses of functions of PyTorch and of the runtime that it uses; none if one of them is missing.
+
+    They are looked up through PyTorch's library, since a process may hold several runtimes.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(os, "RTLD_NOLOAD"):
         return ()
@@ -614,9 +610,19 @@ def set_num_threads(n: int) -> None:
 
 
 def team() -> int:
-    """Return the address of the team that `run` is given; 0 if calls shall use one thread."""
-    settled = _team.value
-    return _start() if settled == UNSETTLED else settled
+    """Return the address of the team that `run` is given; 0 if calls shall use one thread.
+
+    The pool is started first if calls use more.
+    """
+    global _pool
+    if _team.value == UNSETTLED:
+        with settling:
+            if _team.value == UNSETTLED and chosen_threads() > 1:
+                _pool = _pool or _limited(ThreadPool())
+                _choose(_pool, chosen_threads())
+            elif _team.value == UNSETTLED:
+                _team.value = 0
+    return _team.value
 
 
 def threads_for() -> tuple[int, int]:
@@ -630,26 +636,13 @@ def team_word() -> int:
     return ctypes.addressof(_team)
 
 
-def _start() -> int:
-    """Start the pool if calls use more than one thread; return the team."""
-    global _pool
-    with settling:
-        if _team.value == UNSETTLED:
-            if chosen_threads() == 1:
-                _team.value = 0
-            else:
-                _pool = _pool or _limited(ThreadPool())
-                _choose(_pool, chosen_threads())
-        return _team.value
-
-
 def join_openmp() -> None:
     """Let the threads of PyTorch's OpenMP help later calls, if PyTorch is loaded. The caller holds the lock.
 
     If they cannot help, calls use no more workers than PyTorch would use.
     """
     global _pool
-    if not _forked and not (_pool and _pool.openmp) and (functions := openmp_region()):
+    if not _forked and not (_pool and _pool.openmp) and (functions := _openmp_functions(*REGION)):
         _pool, _team.value = _limited(ThreadPool(functions)), UNSETTLED
     elif _pool and not _pool.limited:
         _limited(_pool)
