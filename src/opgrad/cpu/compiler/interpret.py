@@ -13,6 +13,7 @@ import ctypes
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -213,24 +214,19 @@ def lifted(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return operate
 
 
-def _give_operators() -> None:
-    """The operators of vectors: a float vector divides as floats do, one of integers towards zero."""
-
-    def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.trunc(a / b).astype(a.dtype) if a.dtype.kind == "i" else a / b
-
-    pairs = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": divide}
-    pairs |= {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
-    for name, apply in pairs.items():
-        operate = lifted(apply)
-        setattr(Vector, f"__{name}__", operate)
-        setattr(Vector, f"__r{name}__", lambda a, b, operate=operate: operate(b, a))
-    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
-        setattr(Vector, f"__{name}__", lifted(getattr(operator, name)))
-    Vector.__hash__ = None  # type: ignore[assignment]
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Floats as they divide, integers towards zero."""
+    return np.trunc(a / b).astype(a.dtype) if a.dtype.kind == "i" else a / b
 
 
-_give_operators()
+PAIRS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": _divide}
+PAIRS |= {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
+for name, apply in PAIRS.items():
+    setattr(Vector, f"__{name}__", lifted(apply))
+    setattr(Vector, f"__r{name}__", lifted(lambda a, b, apply=apply: apply(b, a)))
+for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Vector, f"__{name}__", lifted(getattr(operator, name)))
+Vector.__hash__ = None  # type: ignore[assignment]
 
 
 FUNCTIONS: dict[int, Callable[..., int]] = {}  # interpreted kernels by the addresses that plans hold
@@ -543,7 +539,10 @@ def task(kernel: Parameters, dtypes: Sequence[str], lanes: int) -> int:
 
 def _given(kernel: Parameters, dtypes: list[str], arguments: int, part: int, lanes: int) -> Iterator[Any]:
     """The values of a kernel's parameters, from the words of its arguments as a compiled task reads them."""
-    load = _word  # unchecked: arguments lie on a stack that belongs to no region
+
+    def load(address: int, index: int) -> int:  # unchecked: arguments lie on a stack that belongs to no region
+        return ctypes.c_int64.from_address(address + 8 * index).value
+
     start = UNITS_HEADER if kernel.takes_units or kernel.takes_private else 0
     if start:
         begin = part * load(arguments, PER_PART)
@@ -555,30 +554,18 @@ def _given(kernel: Parameters, dtypes: list[str], arguments: int, part: int, lan
         private = load(arguments, start + PRIVATE)
         start += PRIVATE_HEADER
     bits = 64 if "float64" in dtypes else 32
-    storages, places = iter(dtypes), iter(range(start, 1 << 20))
-    for kind in kernel.parameters.values():
-        yield _value(kind, arguments, places, storages, bits, private, lanes)
+    storages, places = iter(dtypes), count(start)
 
+    def value(kind: Any) -> Any:
+        """One parameter, from the next words."""
+        if inside := fields(kind):
+            return kind(*map(value, inside)) if isinstance(kind, type) else tuple(map(value, inside))
+        word = load(arguments, next(places))
+        if kind in POINTERS:
+            return CheckedPointer(word + (private if kind is Private else 0), next(storages), bits, lanes)
+        return np.int64(word).view(np.float64) if kind is Float else word
 
-def _word(address: int, index: int) -> int:
-    return ctypes.c_int64.from_address(address + 8 * index).value
-
-
-def _value(
-    kind: Any, arguments: int, places: Iterator[int], storages: Iterator[str], bits: int, private: int, lanes: int
-) -> Any:
-    """One parameter, from the next words."""
-    inside = fields(kind)
-    if inside:
-        values = [_value(each, arguments, places, storages, bits, private, lanes) for each in inside]
-        return kind(*values) if isinstance(kind, type) else tuple(values)
-    place = next(places)
-    if kind is Float:
-        return np.int64(_word(arguments, place)).view(np.float64)
-    word = _word(arguments, place)
-    if kind in POINTERS:
-        return CheckedPointer(word + (private if kind is Private else 0), next(storages), bits, lanes)
-    return word
+    yield from map(value, kernel.parameters.values())
 
 
 def run(run_steps: Callable[..., int], plan: Any, operands: Sequence[Any]) -> list[int] | None:
