@@ -63,7 +63,6 @@ def test_what_is_known_holds_here(anew):
 def test_every_lie_is_found(name, layout, value, monkeypatch, anew):
     """Places inside and outside of objects, so that reading them blindly would end the process."""
     monkeypatch.setattr(abi, name, value)
-    assert not abi._holds(abi.TRIALS[layout])
     with pytest.warns(RuntimeWarning, match=f"opgrad: .*{layout[:8]}.* do not lie in memory as they are known"):
         assert layout in abi.unlike()
 
