@@ -26,19 +26,6 @@ FEWEST_SEQUENCES: Final = 4  # sequences of a thread: in every step, each thread
 PRODUCTS_OF_BYTE: Final = 2  # products that take as long as touching a byte
 
 
-class GateColumns:
-    """Some columns of dz, which belong to the rows of dw and dr with the same numbers."""
-
-    def __init__(self, building: "RecurrentSteps", dz: LayerMatrix, first: int, count: int):
-        self.building, self.dz, self.first, self.count = building, dz, first, count
-
-    @once
-    def packed(self) -> Panels:
-        """Packed when it is first asked for."""
-        b = self.building
-        return b.packed(self.dz._replace(first=self.first), b.length, b.batch, self.count)
-
-
 class RecurrentSteps(ProductSteps):
     """Puts the steps of a program together.
 
@@ -52,6 +39,7 @@ class RecurrentSteps(ProductSteps):
         self.directions, _, self.hidden = problem.specs["r"].shape
         reverse = problem.attributes["direction"] == "reverse"
         self.layer = Layer(self.length, self.directions, self.batch, self.hidden, int(reverse))
+        self._packed: dict[tuple[Any, ...], Panels] = {}
 
     @property
     def rows(self) -> int:
@@ -153,12 +141,16 @@ class RecurrentSteps(ProductSteps):
         return packed
 
     def packed(self, x: LayerMatrix, blocks: int, rows: int, columns: int, directions: int | None = None) -> Panels:
-        """The first columns of a matrix, of so many blocks of rows."""
+        """The first columns of a matrix, of so many blocks of rows; packed when they are first asked for."""
         directions = self.directions if directions is None else directions
+        key = x, blocks, rows, columns, directions
+        if key in self._packed:
+            return self._packed[key]
         packed, count = self.memory_of_panels(blocks * rows, columns, directions)
         arguments = {"panels": count, "blocks": blocks, "rows": rows, "columns": columns, "x": x, "packed": packed}
         units, unit_bytes = directions * count * blocks, 2 * rows * self.width * self.item
         self.add(recurrent.pack_rows, units, unit_bytes, **arguments)
+        self._packed[key] = packed
         return packed
 
     def packed_weights(self, name: str, columns: int, rows: int | None = None, first: int = 0) -> Panels:
@@ -192,11 +184,6 @@ class RecurrentSteps(ProductSteps):
         sizes |= {"first": first or 0, "depth": depth, "columns": columns}
         self.add(recurrent.multiply_rows, units, unit_bytes, **sizes, add=bool(first), a=a, b=b, c=c)
 
-    def parts(self, dz: LayerMatrix, rows: Sequence[int]) -> list[GateColumns]:
-        """dz cut into parts of so many columns; each is packed when it is first needed."""
-        firsts = [sum(rows[:index]) for index in range(len(rows))]
-        return [GateColumns(self, dz, first, count) for first, count in zip(firsts, rows, strict=True)]
-
     def gradient_of_x(self, dz: LayerMatrix) -> None:
         """dx = dz @ W, the sum over the directions."""
         if self.given("dx"):
@@ -204,25 +191,26 @@ class RecurrentSteps(ProductSteps):
             for direction in range(self.directions):
                 self.multiply_rows(dx, dz, weights, self.rows, self.inputs, direction)
 
-    def gradient_of_w(self, parts: Sequence[GateColumns]) -> None:
-        """dw = dz.T @ x."""
+    def gradient_of_w(self, dz: LayerMatrix, parts: Sequence[tuple[int, int]]) -> None:
+        """dw = dz.T @ x. parts: the first of some columns of dz, which are rows of dw, and their number."""
         if self.given("dw"):
             x = self.packed(self.inputs_of_steps("x"), self.length, self.batch, self.inputs, directions=1)
-            for part in parts:
-                self.multiply_panels("dw", part, x, self.inputs)
+            for first, count in parts:
+                self.multiply_panels("dw", dz, first, count, x, self.inputs)
 
-    def gradient_of_r(self, parts: Sequence[GateColumns], states: Sequence[Callable[[], Panels]]) -> None:
-        """dr = dz.T @ states; `states` gives, for each part of dz, those that its rows of R were multiplied by."""
+    def gradient_of_r(self, dz: LayerMatrix, parts: Sequence[tuple[int, int, Callable[[], Panels]]]) -> None:
+        """dr = dz.T @ states: those that the rows of R which belong to a part of dz were multiplied by."""
         if self.given("dr"):
-            for part, packed in zip(parts, states, strict=True):
-                self.multiply_panels("dr", part, packed(), self.hidden)
+            for first, count, states in parts:
+                self.multiply_panels("dr", dz, first, count, states(), self.hidden)
 
-    def multiply_panels(self, name: str, part: GateColumns, b: Panels, columns: int) -> None:
-        """The rows of dw or dr that belong to a part of dz: the part's transpose times b."""
-        c, count = self.weights(name, columns, part.first), -(-part.count // self.width)
-        sizes = {"panels": count, "depth": self.all_rows, "rows": part.count, "columns": columns}
+    def multiply_panels(self, name: str, dz: LayerMatrix, first: int, count: int, b: Panels, columns: int) -> None:
+        """The rows of dw or dr that belong to some columns of dz: the transpose of these times b."""
+        c, panels = self.weights(name, columns, first), -(-count // self.width)
+        a = self.packed(dz._replace(first=first), self.length, self.batch, count)
+        sizes = {"panels": panels, "depth": self.all_rows, "rows": count, "columns": columns}
         unit_bytes = self.width * self.all_rows * columns / PRODUCTS_OF_BYTE
-        self.add(recurrent.multiply_panels, self.directions * count, unit_bytes, **sizes, a=part.packed, b=b, c=c)
+        self.add(recurrent.multiply_panels, self.directions * panels, unit_bytes, **sizes, a=a, b=b, c=c)
 
     def sum_columns(self, x: LayerMatrix, first: int, again: int) -> None:
         """Write the gradient of the biases from `first` on, and once more `again` elements behind, if not 0."""
@@ -276,10 +264,9 @@ def lstm_grad(problem: Problem) -> Program:
         dh=b.result("dinitial_h", state),
         dc=b.result("dinitial_c", state),
     )
-    parts = b.parts(dz, [b.rows])
     b.gradient_of_x(dz)
-    b.gradient_of_w(parts)
-    b.gradient_of_r(parts, [b.packed_before])
+    b.gradient_of_w(dz, [(0, b.rows)])
+    b.gradient_of_r(dz, [(0, b.rows, b.packed_before)])
     b.sum_columns(dz, 0, b.rows)
     if b.given("dpeepholes"):
         strips, unit_bytes = -(-b.hidden // b.lanes), 5 * b.all_rows * b.lanes * b.item
@@ -337,10 +324,13 @@ def _reset_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) -
         product=resets.data,
         **common,
     )
-    parts = b.parts(dz, [2 * b.hidden, b.hidden])
-    b.gradient_of_w(parts)
-    # The state that is multiplied by the weights of n is the one after the reset gate.
-    b.gradient_of_r(parts, [b.packed_before, lambda: b.packed(resets, b.length, b.batch, b.hidden)])
+    gates = 2 * b.hidden  # columns of z and r; those of n lie behind
+    b.gradient_of_w(dz, [(0, gates), (gates, b.hidden)])
+
+    def states_of_n() -> Panels:  # after the reset gate
+        return b.packed(resets, b.length, b.batch, b.hidden)
+
+    b.gradient_of_r(dz, [(0, gates, b.packed_before), (gates, b.hidden, states_of_n)])
     return dz
 
 
@@ -356,6 +346,6 @@ def _linear_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) 
         product=b.shared(b.directions * b.batch * b.hidden),
         **common,
     )
-    b.gradient_of_w(b.parts(dz, [b.rows]))
-    b.gradient_of_r(b.parts(dz_h, [b.rows]), [b.packed_before])
+    b.gradient_of_w(dz, [(0, b.rows)])
+    b.gradient_of_r(dz_h, [(0, b.rows, b.packed_before)])
     return dz_h
