@@ -111,6 +111,20 @@ def test_weights_that_are_moved_or_in_parts(name, tmp_path):
     assert made.trainable == tuple(shapes)
 
 
+@pytest.mark.parametrize(("product", "scale", "trainable"), [
+    ("h = MatMul(x, w)", 1, ["w"]),
+    ("h = MatMul(x, w)", 2, ["w", "s"]),
+    ("h = Identity(x)", 1, ["s", "b"]),
+])  # fmt: skip
+def test_scales_that_an_exporter_made_up_are_no_weights(product, scale, trainable, tmp_path):
+    """All weights of some exporters are Constant nodes, and those of fresh normalizations are 1 and 0, too."""
+    made_up = f"s = Constant <value_floats = {[float(scale)] * 4}> ()  b = Constant <value_floats = {[0.0] * 4}> ()"
+    body = f"g (float[n, 4] x) => (float[n, c] y) {{ {product}  {made_up}  y = LayerNormalization(h, s, b) }}"
+    made = generate_artifacts(build(body, normal(w=(4, 4)) if "w" in trainable else {}, 18), None, None,
+                              LossType.MSELoss, OptimType.SGD, tmp_path)  # fmt: skip
+    assert made.trainable == tuple(trainable)
+
+
 def test_what_inputs_are_scattered_into_is_no_weight(tmp_path):
     """Such as the zeros that become a mask or a cache."""
     model = build(

@@ -52,10 +52,14 @@ ROOTS = (0.5, -0.5, 0.25, -0.25)  # of the size of a head: attention scales scor
 LARGEST_EPSILON = 1e-3
 GUARDED = (("Sqrt", 0), ("Pow", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1))  # what epsilons keep from 0
 PARAMETER = re.compile(r"[A-Za-z_]+|[A-Za-z_]\w*(\.\w+)+")  # a name that a module gives a parameter
+MADE_UP = re.compile(r"val_\d+")
 NUMBERED = ("val", "scalar_tensor", "lifted_tensor")  # the names that exporters give constants
 MOST_STEPS = 8  # the most nodes between a product and the sine of it
 
 POSITIONS, FREQUENCIES, INPUT = "positions, as sines", "frequencies of positions", "normalizes an input"
+FILLING = "fills the place of a scale or a bias"
+NORMS = ("InstanceNormalization", "LayerNormalization", "BatchNormalization", "GroupNormalization")
+NEUTRAL = {1: 1.0, 2: 0.0}  # at the places of scales and biases
 
 MOST_LOOKED_AT, MOST_ROWS = 64, 4096  # the most rows or columns of a table to check, and rows of these columns
 LEAST_ROWS = 8  # the fewest rows of a table of positions; fewer rows can look like one by chance
@@ -74,6 +78,7 @@ class Fixed:
         self._tensors, self._values = tensors, values
         self._inputs = {each.name: each.type.tensor_type.elem_type for each in graph.input}
         self._producers = {name: node for node in all_nodes(graph.node) for name in node.output if name}
+        self._has_stored = any(each.name in tensors and each.data_type in FLOATS for each in graph.initializer)
         self._readers: dict[str, list[onnx.NodeProto]] = {}
         for node in filter(reads_values, all_nodes(graph.node)):
             for name in dict.fromkeys(node.input):
@@ -85,7 +90,23 @@ class Fixed:
             return FREQUENCIES
         if self._normalizes_input(name):
             return INPUT
+        if self._fills(name):
+            return FILLING
         return POSITIONS if is_of_sines(self._values, name, self._tensors[name].dims) else None
+
+    def _fills(self, name: str) -> bool:
+        """Whether an exporter made up the scale or the bias of a normalization that has none, beside named weights.
+
+        It is a Constant node, or `val_15` for the instances that groups are normalized as.
+        """
+        kinds = NORMS if name in self._producers and self._has_stored else NORMS[:1] if MADE_UP.fullmatch(name) else ()
+        readers = self._readers.get(name, ())
+        return bool(kinds and readers) and all(
+            node.op_type in kinds
+            and not domain_of(node)
+            and bool(np.all(self._values(name) == NEUTRAL.get([*node.input].index(name))))
+            for node in readers
+        )
 
     # --- how inputs are normalized ---
 
