@@ -366,79 +366,55 @@ def lstm_training(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     return [Example(given, _terms(given)) for given in _layers(rng, large, LSTM)]
 
 
-def lstm_grad(rng: np.random.Generator, large: bool) -> Iterator[Example]:
-    for number, given in enumerate(_layers(rng, large, LSTM)):
-        names = ("x", "w", "r", "bias", "initial_h", "initial_c", "peepholes", "direction")
-        results = reference("lstm_training")(**{name: given.get(name) for name in names})
-        saved = dict(zip(("y", "y_h", "y_c", "cells", "gates"), results, strict=True))
-        yield _gradient(rng, given, saved, ("y", "cells", "gates"), number)
-
-
 def gru_training(rng: np.random.Generator, large: bool) -> Sequence[Example]:
     layers = _layers(rng, large, GRU)
     return [Example({**given, "linear_before_reset": not i % 2}, _terms(given)) for i, given in enumerate(layers)]
 
 
-def gru_grad(rng: np.random.Generator, large: bool) -> Iterator[Example]:
-    for number, given in enumerate(_layers(rng, large, GRU)):
-        linear = not number % 2
-        names = ("x", "w", "r", "bias", "initial_h", "direction")
-        results = reference("gru_training")(**{name: given.get(name) for name in names}, linear_before_reset=linear)
-        saved = dict(zip(("y", "y_h", "gates"), results, strict=True))
-        yield _gradient(rng, {**given, "linear_before_reset": linear}, saved, ("y", "gates"), number, "bias")
+def _recurrent(rng: np.random.Generator, large: bool, gates: int) -> Iterator[Example]:
+    """The gradients of layers; every third has none of the states of the steps, or none of the last states."""
+    name, results = ("lstm", ("y", "y_h", "y_c", "cells", "gates")) if gates == LSTM else ("gru", ("y", "y_h", "gates"))
+    for number, given in enumerate(_layers(rng, large, gates)):
+        given |= {} if gates == LSTM else {"linear_before_reset": not number % 2}
+        saved = dict(zip(results, reference(f"{name}_training")(**given), strict=True))
+        upstream = {f"d{each}": rng.normal(size=saved[each].shape) for each in ("y", "y_h", "y_c") if each in saved}
+        if number % 3 == 1:
+            del upstream["dy"]
+        if number % 3 == 2:
+            upstream = {"dy": upstream["dy"]}
+        terms = _terms(given, backward=True)
+        if gates == LSTM:
+            given.pop("bias", None)
+        kept = {each: saved[each] for each in ("y", "cells", "gates") if each in saved}
+        yield Example(given | kept | upstream, terms)
 
 
-def _gradient(
-    rng: np.random.Generator, given: dict[str, Any], saved: dict[str, Array], kept: Sequence[str], number: int,
-    *read: str,
-) -> Example:  # fmt: skip
-    """The arguments of the gradient; every third has none of the states of the steps, or none of the last states."""
-    upstream = {f"d{name}": rng.normal(size=saved[name].shape) for name in ("y", "y_h", "y_c") if name in saved}
-    if number % 3 == 1:
-        del upstream["dy"]
-    if number % 3 == 2:
-        upstream = {"dy": upstream["dy"]}
-    names = ("x", "w", "r", "initial_h", "initial_c", "peepholes", "direction", "linear_before_reset", *read)
-    arguments = {name: given[name] for name in names if name in given}
-    return Example(arguments | {name: saved[name] for name in kept} | upstream, _terms(given, backward=True))
+lstm_grad, gru_grad = partial(_recurrent, gates=LSTM), partial(_recurrent, gates=GRU)
 
 
 LARGE_LOGITS = (2048, 4096)  # samples and classes: 32 MiB of float32
 LOGITS = ((7,), (0, 5), (3, 65), (40, 10), (2, 3, 4), (2, 1, 3, 1, 33))
-Arguments = dict[str, Any]
-
-
-def _cases(rng: np.random.Generator, large: bool) -> list[tuple[tuple[int, ...], str]]:
-    if large:
-        return [(LARGE_LOGITS, "mean")]
-    return [(shape, REDUCTIONS[(place + 1) % 3]) for place, shape in enumerate((*LOGITS, *LOGITS[2:]))]
 
 
 def _log_prob(logits: Array) -> Array:
     return np.asarray(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
 
 
-def _dense(rng: np.random.Generator, shape: tuple[int, ...]) -> Arguments:
-    return {"labels": np.exp(_log_prob(normal(rng, shape)))}
-
-
-def _sparse(rng: np.random.Generator, shape: tuple[int, ...], place: int) -> Arguments:
-    dtype = np.int32 if place % 2 else np.int64
-    labels = np.asarray(rng.integers(0, shape[-1], shape[:-1]), dtype)
-    weight = {"weight": np.asarray(rng.random(shape[:-1]))} if place % 4 < 2 else {}
-    return {"labels": labels, **weight}
-
-
-def _before(rng: np.random.Generator, shape: tuple[int, ...], reduction: str) -> Arguments:
-    dy = normal(rng, shape[:-1] if reduction == "none" else ())
-    return {"dy": dy, "log_prob": _log_prob(normal(rng, shape))}
-
-
 def _cross_entropies(rng: np.random.Generator, large: bool, sparse: bool, backward: bool) -> Iterator[Example]:
-    for place, (shape, reduction) in enumerate(_cases(rng, large)):
-        given = _before(rng, shape, reduction) if backward else {"logits": normal(rng, shape)}
-        labels = _sparse(rng, shape, place) if sparse else _dense(rng, shape)
-        yield Example({**given, **labels, "reduction": reduction}, 1 if backward else shape[-1])
+    """Labels that are classes or probabilities, with weights and without, in all reductions."""
+    for place, shape in enumerate([LARGE_LOGITS] if large else (*LOGITS, *LOGITS[2:])):
+        given: dict[str, Any] = {"reduction": "mean" if large else REDUCTIONS[(place + 1) % 3]}
+        if backward:
+            given["dy"] = normal(rng, shape[:-1] if given["reduction"] == "none" else ())
+            given["log_prob"] = _log_prob(normal(rng, shape))
+        else:
+            given["logits"] = normal(rng, shape)
+        if sparse:
+            given["labels"] = rng.integers(0, shape[-1], shape[:-1]).astype(np.int32 if place % 2 else np.int64)
+            given |= {"weight": np.asarray(rng.random(shape[:-1]))} if place % 4 < 2 else {}
+        else:
+            given["labels"] = np.exp(_log_prob(normal(rng, shape)))
+        yield Example(given, 1 if backward else shape[-1])
 
 
 softmax_cross_entropy = partial(_cross_entropies, sparse=False, backward=False)

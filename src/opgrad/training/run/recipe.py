@@ -99,7 +99,8 @@ class Recipe:
         scale = self.loss_scale
         _require(scale in (None, "dynamic") or _is_positive(scale), "loss_scale", scale, "a number above 0, or dynamic")
         _require(self.schedule in KINDS, "schedule", self.schedule, "one of " + ", ".join(KINDS))
-        _require(part is None or _is_part(part), "validation", part, "a number of rows or a fraction between 0 and 1")
+        is_part = part is None or is_count(part, 1) or (isinstance(part, float) and 0 < part < 1)
+        _require(is_part, "validation", part, "a number of rows or a fraction between 0 and 1")
         _require(
             self.patience is None or part is not None, "patience", self.patience, "validation, on which it depends, too"
         )
@@ -149,10 +150,6 @@ def _is_number(value: Any) -> bool:
 
 def _is_positive(value: Any) -> bool:
     return _is_number(value) and float(FLOAT32.tiny) <= value <= float(FLOAT32.max)
-
-
-def _is_part(value: Any) -> bool:
-    return is_count(value, 1) or (isinstance(value, float) and 0 < value < 1)
 
 
 def is_count(value: Any, least: int, most: int = MOST) -> bool:
