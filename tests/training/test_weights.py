@@ -266,6 +266,15 @@ def test_layers_that_read_one_tensor_are_told(tmp_path):
     assert len(frozen.notes) == 1
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_transposes_of_a_weight_are_told(tmp_path, scale):
+    """Zeros are not: they are where adapters begin."""
+    w = scale * normal(w=(4, 6))["w"]
+    model = build("g (float[n, 4] x) => (float[n, 4] y) { h = MatMul(x, w)  y = MatMul(h, v) }", {"w": w, "v": w.T})
+    made = generate_artifacts(model, None, None, LossType.MSELoss, SGD, tmp_path)
+    assert [each.split(",")[0] for each in made.notes] == ["'v' is the transpose of 'w'"][: scale > 0]
+
+
 def test_nodes_outside_all_modules_are_layers(tmp_path):
     """Keras writes the whole model as one module, with a cast behind each layer; equal tensors are stored once."""
     text = """g (float[n, 8] x) => (float[n, 3] scores) {

@@ -432,6 +432,11 @@ def _notes(made: Made) -> Iterator[str]:
             f"{quantity(len(shared), 'tensor')} read by several layers, trained or frozen as one: "
             f"{'; '.join([*described, *more])}; untie them if only their first values are the same"
         )
+    for name, other in made.selection.turned[:MOST_SHARED]:
+        yield (
+            f"{name!r} is the transpose of {other!r}, as exporters fold a weight that layers share, and is trained "
+            "apart; export with do_constant_folding=False or, with dynamo=True, optimize=False to train them as one"
+        )
     for bias, weight in made.selection.torn:
         yield torn_note(bias, weight)
     if untrained := made.selection.untrained:

@@ -259,6 +259,7 @@ class Selection:
     shared: for trainable and held weights that several layers read, these.
     torn: biases that a pattern takes without their layers' weights, with a weight's name where it tells no layer.
     untrained: where all weights are taken, the constants that may have been learned, see `Candidates.doubtful`.
+    turned: trained weights that are the transposes of other ones, each with that.
     """
 
     trainable: tuple[str, ...]
@@ -268,6 +269,7 @@ class Selection:
     shared: dict[str, list[str]] = field(default_factory=dict)
     torn: tuple[tuple[str, str], ...] = ()
     untrained: tuple[str, ...] = ()
+    turned: tuple[tuple[str, str], ...] = ()
 
 
 class Candidates:
@@ -411,10 +413,10 @@ class Candidates:
         if domain_of(node):
             return ()
         if place in MIXING.get(node.op_type, ()):
-            return node.output if self._constant.issuperset(captured(node)) and not self._fills(name) else ()
+            return node.output if self._constant.issuperset(captured(node)) and not self._is_filling(name) else ()
         return node.output if place in PARTS.get(node.op_type, ()) else ()
 
-    def _fills(self, name: str) -> bool:
+    def _is_filling(self, name: str) -> bool:
         """Whether all elements of a tensor are the same, as of the zeros that a mask puts into a weight."""
         values = self._values(name).ravel()
         return bool(np.all(values == values[:1]))
@@ -432,6 +434,17 @@ class Candidates:
                     results = [each for each in self._handed_on(name, node, place) if each not in seen]
                     seen.update(results)
                     waiting += results
+
+    def turned(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """The matrices that are the transpose of one before them, as exporters fold a shared weight, with that one."""
+        known: dict[tuple[int, bytes], str] = {}  # by the number of columns and the first row
+        for name in names:
+            values = self._values(name)
+            if values.ndim == 2 and values.size and not (np.ptp(values[0]) == np.ptp(values[:, 0]) == 0):
+                other = known.get((len(values), values[:, 0].tobytes()))
+                if other is not None and np.array_equal(values.T, self._values(other)):
+                    yield name, other
+                known.setdefault((values.shape[1], values[0].tobytes()), name)
 
     def results(self, name: str) -> list[str]:
         """The names under which nodes read a tensor: its own, and those of results that hold its numbers."""
@@ -544,7 +557,8 @@ def select(
     shared = {name: layers for name, layers in candidates.shared.items() if name in {*trainable, *held}}
     torn = torn_layers(candidates, by_pattern, trainable)
     untrained = [name for name in candidates.doubtful if requires_grad is None and name in depended - frozen]
-    return Selection(trained, stay, named_to_stay, constants, shared, torn, tuple(untrained))
+    turned = tuple(candidates.turned(name for name in trained if name in candidates.tensors))
+    return Selection(trained, stay, named_to_stay, constants, shared, torn, tuple(untrained), turned)
 
 
 def torn_layers(
