@@ -346,12 +346,11 @@ ALONE = {
     "where": [{"where": np.arange(33) % 3 > 0}],
     "logit_scale": [{"logit_scale": scale} for scale in (0.3, -1.7, 0)],
     "other scales": [{"result_scale": 2.5}, {"result_scale": 0.0}, {"out_scale": 0.125}, {"out_scale": -3}],
-    "dropout": [{"dropout": Dropout(0.4, 1, 2)}],
 }
 ALONE_FORWARD = ALONE | {
+    "dropout": [{"dropout": Dropout(0.4, 1, 2)}],
     "mask": [{"dropout": Dropout(p, -1, 2**64 - 3, mask=True)} for p in (0, 0.5, 1)],
-    "stats": [{"stats": True}],
-    "save": [{"save": True}],
+    "more results": [{"stats": True, "save": True}],
     "accumulation": [{"accumulation": "strict"}],
 }
 ALONE_GRADIENT = ALONE | {

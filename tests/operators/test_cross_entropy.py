@@ -197,12 +197,12 @@ def test_out_dtype_of_the_loss_with_the_gradient_in_place(rng):
 
 
 @CLASSES
-def test_other_arrays_of_another_dtype(op, rng):
+@pytest.mark.parametrize(("dtype", "other"), [("float16", "float32"), ("float32", "float64")])
+def test_other_arrays_of_another_dtype(op, dtype, other, rng):
     """Weights, dy and bias may have a dtype of their own: mixed precision with class weights can be trained."""
-    for dtype, other in [("float16", "float32"), ("float32", "float64")]:
-        arguments = sample(op, (7, 5), dtype, rng)
-        names = {"weight", "dy", "bias"} & set(arguments)
-        check(op, arguments | {name: arguments[name].astype(other) for name in names}, f"{other} for {dtype}")
+    arguments = sample(op, (7, 5), dtype, rng)
+    names = {"weight", "dy", "bias"} & set(arguments)
+    check(op, arguments | {name: arguments[name].astype(other) for name in names})
 
 
 @one_dtype
