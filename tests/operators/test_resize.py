@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from graph_cases import call, check_close
-from lowering_models import graph_of, run
+from lowering_models import graph_of, known_shapes, run
 from onnx import TensorProto, helper
 
 import opgrad
@@ -126,3 +126,38 @@ def test_resizing_of_images_and_channels_whose_sizes_the_graph_does_not_tell(sca
     onnx.checker.check_model(lowered, full_check=True)
     (dx,) = run(lowered, inputs)
     np.testing.assert_allclose(dx, OP.reference(dy, x, **given), atol=1e-5)
+
+
+def resize_model(antialias):
+    x, dy = np.ones((1, 1, 6, 6), np.float32), np.ones((1, 1, 3, 3), np.float32)
+    grad = helper.make_node(
+        "ResizeGrad", ["dy", "x"], ["dx"], domain="com.microsoft", mode="linear", antialias=antialias
+    )
+    return graph_of([grad], {"dy": dy, "x": x}, [("dx", x, [None] * 4)]), {"dy": dy, "x": x}
+
+
+def test_antialias_where_the_opset_has_none():
+    model, inputs = resize_model(0)
+    lowered = lower(model)
+    onnx.checker.check_model(lowered, full_check=True)
+    np.testing.assert_allclose(run(lowered, inputs)[0].sum(), 9)
+    model, _ = resize_model(1)
+    with pytest.raises(NotImplementedError, match=r"ResizeGrad has no form .* antialias needs opset 18"):
+        lower(model)
+    lowered = lower(known_shapes(model, inputs))
+    onnx.checker.check_model(lowered, full_check=True)
+    exact = OP.reference(inputs["dy"], inputs["x"], mode="linear", antialias=True)
+    np.testing.assert_allclose(run(lowered, inputs)[0], exact, atol=1e-6)
+
+
+def test_resizing_in_float64_needs_sizes(rng):
+    x, dy = rng.normal(size=(1, 1, 3, 4)), rng.normal(size=(1, 1, 7, 5))
+    inputs = {"dy": dy, "x": x}
+    for mode in ("linear", "nearest"):
+        grad = helper.make_node("ResizeGrad", ["dy", "x"], ["dx"], domain="com.microsoft", mode=mode)
+        model = graph_of([grad], inputs, [("dx", x, [None] * 4)])
+        if mode == "linear":
+            with pytest.raises(NotImplementedError, match=r"ResizeGrad has no form .* in float64 it needs sizes"):
+                lower(model)
+            model = known_shapes(model, inputs)
+        np.testing.assert_allclose(run(lower(model), inputs)[0], OP.reference(dy, x, mode=mode), rtol=1e-12)

@@ -13,7 +13,7 @@ from accuracy import relative_tolerance
 from artifact_sets import EXAMPLES, SETS
 from lowered_sets import NAMES, batch_inputs
 from lowering_cases import SINGLE, cases
-from lowering_models import feedback, graph_of, run, value_info
+from lowering_models import feedback, graph_of, known_shapes, run, value_info
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits
 
@@ -499,13 +499,6 @@ def test_feedback_of_an_earlier_run_is_kept():
 # --- empty axes, rows that repeat, older opsets, statistics ----------------------------------------------------------
 
 
-def known_shapes(model, arrays):
-    """The model, which tells the sizes of its inputs."""
-    for value in model.graph.input:
-        value.CopyFrom(value_info(value.name, arrays[value.name], arrays[value.name].shape))
-    return model
-
-
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize(
     ("op", "x", "y", "w", "attributes"),
@@ -545,38 +538,6 @@ def test_rows_of_a_bias_repeat_where_the_graph_tells_sizes(rows, inner, rng):
     dropped = node("BiasSoftmaxDropout", "x bias", "dropped mask y", **attributes)
     model = graph_of([dropped], inputs, [("y", x, [None] * 3)])
     np.testing.assert_allclose(run(lower(model), inputs)[0], exact, atol=1e-6)
-
-
-def resize_model(antialias):
-    x, dy = np.ones((1, 1, 6, 6), np.float32), np.ones((1, 1, 3, 3), np.float32)
-    grad = node("ResizeGrad", "dy x", "dx", mode="linear", antialias=antialias)
-    return graph_of([grad], {"dy": dy, "x": x}, [("dx", x, [None] * 4)]), {"dy": dy, "x": x}
-
-
-def test_antialias_where_the_opset_has_none():
-    model, inputs = resize_model(0)
-    lowered = lower(model)
-    onnx.checker.check_model(lowered, full_check=True)
-    np.testing.assert_allclose(run(lowered, inputs)[0].sum(), 9)
-    model, _ = resize_model(1)
-    with pytest.raises(NotImplementedError, match=r"ResizeGrad has no form .* antialias needs opset 18"):
-        lower(model)
-    lowered = lower(known_shapes(model, inputs))
-    onnx.checker.check_model(lowered, full_check=True)
-    exact = reference("resize_grad")(inputs["dy"], inputs["x"], mode="linear", antialias=True)
-    np.testing.assert_allclose(run(lowered, inputs)[0], exact, atol=1e-6)
-
-
-def test_resizing_in_float64_needs_sizes(rng):
-    x, dy = rng.normal(size=(1, 1, 3, 4)), rng.normal(size=(1, 1, 7, 5))
-    inputs = {"dy": dy, "x": x}
-    for mode in ("linear", "nearest"):
-        model = graph_of([node("ResizeGrad", "dy x", "dx", mode=mode)], inputs, [("dx", x, [None] * 4)])
-        if mode == "linear":
-            with pytest.raises(NotImplementedError, match=r"ResizeGrad has no form .* in float64 it needs sizes"):
-                lower(model)
-            model = known_shapes(model, inputs)
-        np.testing.assert_allclose(run(lower(model), inputs)[0], reference("resize_grad")(dy, x, mode=mode), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

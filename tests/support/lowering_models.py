@@ -27,3 +27,10 @@ def run(model, inputs, outputs=None):
 
 def feedback(model):
     return json.loads(next(entry.value for entry in model.metadata_props if entry.key == "opgrad.feedback"))
+
+
+def known_shapes(model, arrays):
+    """The model, which tells the sizes of its inputs."""
+    for value in model.graph.input:
+        value.CopyFrom(value_info(value.name, arrays[value.name], arrays[value.name].shape))
+    return model
