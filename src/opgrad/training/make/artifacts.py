@@ -342,7 +342,7 @@ def models_of(
         raise ValueError(refusal)
     cut = cut_maps(own)
     forms.normalize(own)
-    had, accessor = [each.name for each in own.graph.output], ModelAccessor(own, apart=apart)
+    had = [each.name for each in own.graph.output]
     if statistics == BatchNorm.TRAIN:
         forms.train(own)
     elif statistics == BatchNorm.FREEZE:
@@ -351,6 +351,7 @@ def models_of(
         names = list(dict.fromkeys(cut.values())) or [each.name for each in own.graph.output]
     (copy_shared if untie else part_statistics)(own, apart)
     candidates = Candidates(own, apart)
+    accessor = ModelAccessor(own, apart=apart, known=candidates.graph)
     with building(accessor):
         outputs = names if loss is None else _called(loss, names)
         chosen = select(accessor.graph(), outputs[0], requires_grad, frozen_params, candidates)

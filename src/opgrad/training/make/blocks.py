@@ -34,13 +34,15 @@ class ModelAccessor:
     """A model that is being built.
 
     model: the model; blocks change it in place. apart: the values of its huge initializers, by name; in the model these
-    are placeholders. drawn: how many numbers the names of blocks have used so far.
+    are placeholders. drawn: how many numbers the names of blocks have used so far. known: a graph with types of values.
     """
 
-    def __init__(self, model: onnx.ModelProto, drawn: int = 0, apart: dict[str, Held] | None = None):
+    def __init__(
+        self, model: onnx.ModelProto, drawn: int = 0, apart: dict[str, Held] | None = None, known: Graph | None = None
+    ):
         self.model, self.apart, self.drawn = model, {} if apart is None else apart, drawn
         self.blocks: list[str] = []  # the names of those that are being built, the innermost last
-        self._types: Graph | None = None
+        self._types = known
 
     def fresh(self, what: str) -> str:
         """A name that the model does not have: onnx::<what>::<the next number>."""

@@ -284,6 +284,7 @@ class Candidates:
     parameter, which are added or multiplied: a gate that was learned looks like a constant of a formula; epsilons and
     roots of sizes, as of attention's scale, are known. doubtful:
     these, and tensors that the model computes with in other ways: centers, thresholds and exponents may be learned.
+    graph: with the types of values, unless the model has functions.
     """
 
     def __init__(self, model: onnx.ModelProto, apart: Mapping[str, Held] | None = None):
@@ -292,6 +293,7 @@ class Candidates:
         self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         inlined = inline_functions(without_values(model)) if model.functions else model
         self._graph = Graph(inlined)
+        self.graph = None if model.functions else self._graph
         self._nodes = list(taken_nodes(self._graph, inlined.graph.node))
         self._producers = {name: node for node in self._nodes for name in node.output if name}
         self._constant = computed_from(self.tensors, self._nodes)
