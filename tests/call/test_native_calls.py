@@ -4,7 +4,6 @@ import copy
 import functools
 import gc
 import inspect
-import os
 import pickle
 import pydoc
 import sys
@@ -232,27 +231,6 @@ def test_threads_with_many_signatures():
 
     call_at_once(4, hammer)
     assert wrong == []
-
-
-FORK = """
-import os, warnings
-warnings.simplefilter("ignore")
-import numpy as np, opgrad
-opgrad.set_num_threads(2)
-x = np.random.default_rng(0).normal(size=(64, 20000)).astype("float32")
-small = x[:1, :100].copy()
-for _ in range(3): expected, little = opgrad.softmax(x), opgrad.softmax(small)
-child = os.fork()
-if not child:
-    same = all(np.array_equal(opgrad.softmax(x), expected) for _ in range(3))
-    os._exit(not (same and all(np.array_equal(opgrad.softmax(small), little) for _ in range(3))))
-print(os.waitpid(child, 0)[1] == 0)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_fork():
-    assert run_python(FORK) == "True"
 
 
 NO_MEMORY = """
