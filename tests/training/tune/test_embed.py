@@ -390,7 +390,7 @@ def test_new_heads(tmp_path, task):
     if "classify" in task:
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert list(config["id2label"].values()) == list(labels)
-    more = again.fit(data, tmp_path / "more", learning_rate=1e-3, batch_size=16)
+    more = again.fit(data, tmp_path / "more", epochs=1, learning_rate=1e-3, batch_size=16)
     assert more.state.history[0].train_loss < run.state.history[0].train_loss
 
 
