@@ -7,7 +7,7 @@ from control_flow import check, session
 from differences import build, run
 from differences import check as check_in_numpy
 from gradient_case import numbers
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.nodes import all_nodes
@@ -444,26 +444,15 @@ def test_optional_values():
 
 def branching(condition):
     """A model with an If, whose condition is a constant or an input."""
-    branches = {
-        name: helper.make_graph(
-            [helper.make_node(op, ["x"], [f"{name}_result"])],
-            name,
-            [],
-            [helper.make_tensor_value_info(f"{name}_result", TensorProto.FLOAT, [3])],
-        )
-        for name, op in (("then_branch", "Exp"), ("else_branch", "Neg"))
-    }
-    graph = helper.make_graph(
-        [helper.make_node("If", ["condition"], ["y"], "choice", **branches)],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])],
+    model = build(
+        """g (float[3] x, bool condition) => (float[3] y) {
+            y = If (condition) <then_branch = a () => (float[3] p) { p = Exp(x) },
+                                else_branch = b () => (float[3] q) { q = Neg(x) }> }"""
     )
-    if condition is None:
-        graph.input.append(helper.make_tensor_value_info("condition", TensorProto.BOOL, []))
-    else:
-        graph.initializer.append(numpy_helper.from_array(np.array(condition), "condition"))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    if condition is not None:
+        del model.graph.input[1]
+        model.graph.initializer.append(numpy_helper.from_array(np.array(condition), "condition"))
+    return model
 
 
 @pytest.mark.parametrize(("condition", "expected"), [(True, np.exp), (False, lambda x: -np.ones_like(x))])

@@ -4,32 +4,15 @@ import numpy as np
 import onnxruntime
 import pytest
 from gradient_cases import numbers
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
+from passes_cases import build, run
 
 from opgrad.gradients import gradients
-from opgrad.onnxruntime import InferenceSession
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.artifacts import LossType, generate_artifacts
 from opgrad.training.onnxblock import optim
 
 torch = pytest.importorskip("torch")
-
-
-def build(text, initializers=(), opset=17):
-    """A model from the text of its graph, with initializers."""
-    header = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>'
-    model = parser.parse_model(f"{header} {text}")
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(array), name) for name, array in dict(initializers).items()
-    )
-    return model
-
-
-def run(model, feeds):
-    """The results of a model in onnxruntime with opgrad."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    return InferenceSession(model.SerializeToString(), options).run(None, feeds)
 
 
 def weights(**shapes):

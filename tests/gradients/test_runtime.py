@@ -12,19 +12,12 @@ from differences import in_float32
 from differences import run as reference_run
 from gradient_case import Case, floats
 from gradient_cases import CASES, OF_RUNTIME, numbers
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
+from passes_cases import build
 from runtime_cases import check, check_in_bfloat16
 
 import opgrad
 from opgrad.gradients import gradients
-
-
-def build(text, constants=(), opset=17):
-    """A model from the text of its graph, with initializers."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> {text}')
-    arrays = dict(constants).items()
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), key) for key, each in arrays)
-    return model
 
 
 def session(model):
