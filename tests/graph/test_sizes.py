@@ -114,11 +114,6 @@ CLASSICAL = {
     "Imputer": {"imputed_value_floats": [0.5]},
     "Scaler": {"offset": [0.1], "scale": [2.0]},
     "Normalizer": {"norm": "L2"},
-    "LinearRegressor": {"coefficients": [0.5] * 6, "intercepts": [0.0, 1.0], "targets": 2},
-    "SVMRegressor": {
-        "coefficients": [1.0], "support_vectors": [1.0] * 3, "n_supports": 1, "rho": [0.0], "kernel_type": "LINEAR",
-        "kernel_params": [0.0, 0.0, 0.0],
-    },
     "TreeEnsembleRegressor": {
         "n_targets": 2, "nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0, 0, 0],
         "nodes_values": [0.5, 0.0, 0.0], "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 0],
