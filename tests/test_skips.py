@@ -95,7 +95,7 @@ def test_every_level_is_taken_in_other_combinations_each_turn(pytester, monkeypa
 TESTED = Path(__file__).parent
 # Modules of the package by which tests are skipped, and names under which packages are installed.
 WANTED = re.compile(r"(?:importorskip|find_spec)\(\"(\w+)")
-NAMES = {"sklearn": "scikit-learn", "onnxruntime_genai": "onnxruntime-genai", "onnx_ir": "onnx-ir"}
+NAMES = {"sklearn": "scikit-learn", "jaxlib": "jax", "onnxruntime_genai": "onnxruntime-genai", "onnx_ir": "onnx-ir"}
 OWN = {"a_package_that_nobody_has", "architectures", "bench", "opgrad", "cupy"}  # cupy needs a GPU
 
 
