@@ -258,6 +258,7 @@ def test_nodes_on_the_cpu_are_named_before_the_first_step():
         warnings.simplefilter("always")
         Trainer(digits(), device="cuda")
     text = str(told[0].message)
+    assert text.startswith("Trainer: ")
     assert "nodes that have no CUDA kernel run on the CPU, and their arrays are copied: Gemm (" in text
 
 

@@ -1,9 +1,13 @@
 """Errors as data: which argument is wrong, what is wrong with it, and the public function that was called.
 
-Code below a public function raises errors without its name; `naming`, at the function, puts the name in front.
+Code below a public function raises errors without its name; `naming`, at the function, puts the name in front. What
+warns below it asks `called` for the name.
 """
 
 from contextlib import ContextDecorator
+from contextvars import ContextVar
+
+_callers: ContextVar[tuple[str, ...]] = ContextVar("callers", default=())  # the innermost last
 
 
 class ArgumentError(ValueError):
@@ -35,10 +39,17 @@ class naming(ContextDecorator):
     def __init__(self, caller: object):
         self.caller = str(caller)
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        _callers.set((*_callers.get(), self.caller))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        _callers.set(_callers.get()[:-1])
         if isinstance(error, ArgumentError):
             error.caller = error.caller or self.caller
         elif isinstance(error, Exception) and not hasattr(error, "caller") and list(map(type, error.args)) == [str]:
             error.args, error.caller = (f"{self.caller}: {error}",), self.caller  # type: ignore[attr-defined]
+
+
+def called() -> str:
+    """The innermost caller that `naming` names here; "opgrad" where there is none."""
+    return next(reversed(_callers.get()), "opgrad")

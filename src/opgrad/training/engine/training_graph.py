@@ -20,6 +20,7 @@ import onnxruntime
 from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from opgrad.base.arguments import called
 from opgrad.cpu.compiler import processes
 from opgrad.cpu.compiler.processes import Progress
 from opgrad.cpu.runtime import plan, pool, threads
@@ -419,8 +420,8 @@ def _tell_nodes_elsewhere(session: onnxruntime.InferenceSession, title: str) -> 
     found = Counter(node.op_type for part in parts for node in part.get_nodes() if node.op_type not in OF_SHAPES)
     if found:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(found.items()))
-        text = f"{title}: nodes that have no CUDA kernel run on the CPU, and their arrays are copied: {names}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        text = f"nodes that have no CUDA kernel run on the CPU, and their arrays are copied: {names}"
+        warnings.warn(f"{called()}: {title}: {text}", RuntimeWarning, stacklevel=2)
 
 
 def open_training(
