@@ -439,14 +439,18 @@ class Candidates:
 
     def turned(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
         """The matrices that are the transpose of one before them, as exporters fold a shared weight, with that one."""
-        known: dict[tuple[int, bytes], str] = {}  # by the number of columns and the first row
+        known: dict[tuple[tuple[int, ...], bytes], str] = {}  # by the shape and how the first row begins
         for name in names:
             values = self._values(name)
-            if values.ndim == 2 and values.size and not (np.ptp(values[0]) == np.ptp(values[:, 0]) == 0):
-                other = known.get((len(values), values[:, 0].tobytes()))
-                if other is not None and np.array_equal(values.T, self._values(other)):
-                    yield name, other
-                known.setdefault((values.shape[1], values[0].tobytes()), name)
+            if values.ndim != 2 or not values.size:
+                continue
+            row, column = values[0, :MOST_LOOKED_AT], values[:MOST_LOOKED_AT, 0]  # few pages of a file
+            if np.ptp(row) == np.ptp(column) == 0:
+                continue
+            other = known.get((values.shape[::-1], column.tobytes()))
+            if other is not None and np.array_equal(values.T, self._values(other)):
+                yield name, other
+            known.setdefault((values.shape, row.tobytes()), name)
 
     def results(self, name: str) -> list[str]:
         """The names under which nodes read a tensor: its own, and those of results that hold its numbers."""
