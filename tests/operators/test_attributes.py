@@ -467,6 +467,14 @@ def test_integers_are_rounded_to_even_and_saturate():
     assert opgrad.softmax(zero("int8") * np.nan, out_dtype="int8", result_scale=2.0) == 0
 
 
+def test_float8_overflows_as_ml_dtypes_does():
+    for value in (447, 448, 464, 465, 57344, 61439, 61441, 1e9, -500, -1e9):
+        for dtype in ("float8_e5m2", "float8_e4m3fn"):
+            expected = cast(np.float32(value), dtype)
+            given = opgrad.softmax(zero(dtype), out_dtype=dtype, result_scale=value)
+            np.testing.assert_array_equal(given.astype("float32"), expected.astype("float32"))
+
+
 def test_denormals_are_kept():
     x = np.array([[0, -88.0, -95.0, -100.0, -103.0]], np.float32)
     check_forward("softmax", x, save=True)

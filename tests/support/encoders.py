@@ -46,18 +46,19 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """The vectors of all tokens; with `labels`, the scores of a head on the first."""
 
-    def __init__(self, vocabulary, labels=0):
+    def __init__(self, vocabulary, labels=0, layers=1):
         super().__init__()
         self.words, self.places = nn.Embedding(vocabulary, WIDTH), nn.Embedding(LONGEST, WIDTH)
         self.types, self.norm = nn.Embedding(2, WIDTH), nn.LayerNorm(WIDTH, 1e-12)
-        self.layer = Layer()
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
         self.classifier = nn.Linear(WIDTH, labels) if labels else None
 
     def forward(self, input_ids, attention_mask, token_type_ids):
         places = self.places(torch.arange(input_ids.shape[1], device=input_ids.device))
         x = self.norm(self.words(input_ids) + places + self.types(token_type_ids))
         mask = (1.0 - attention_mask[:, None, None].float()) * torch.finfo(torch.float32).min
-        x = self.layer(x, mask)
+        for layer in self.layers:
+            x = layer(x, mask)
         return x if self.classifier is None else self.classifier(x[:, 0])
 
 
@@ -74,10 +75,10 @@ def tokenizer():
 
 
 @functools.cache
-def exported(labels, seed):
+def exported(labels, seed, layers):
     """An encoder, and its model as torch exports it."""
     torch.manual_seed(seed)
-    encoder, file = Encoder(len(SPECIAL) + len(WORDS), len(labels)).eval(), io.BytesIO()
+    encoder, file = Encoder(len(SPECIAL) + len(WORDS), len(labels), layers).eval(), io.BytesIO()
     with torch.no_grad():
         for each in encoder.parameters():
             each += 0.01 * torch.randn_like(each)  # the exporter lets equal parameters be one
@@ -93,9 +94,9 @@ def exported(labels, seed):
     return encoder, file.getvalue()
 
 
-def make_encoder(folder, pooling="mean", labels=(), seed=0):
+def make_encoder(folder, pooling="mean", labels=(), seed=0, layers=1):
     """Write a folder with onnx/model.onnx; returns the encoder in PyTorch. pooling: None writes no such file."""
-    encoder, content = exported(tuple(labels), seed)
+    encoder, content = exported(tuple(labels), seed, layers)
     (folder / "onnx").mkdir(parents=True)
     (folder / "onnx" / "model.onnx").write_bytes(content)
     (folder / "tokenizer.json").write_text(tokenizer().to_str())

@@ -87,8 +87,8 @@ def test_fifty_losses_are_those_of_torch(tmp_path, pooling, options, sizes, temp
     tuner = Tuner(tmp_path / "model", train="*", task=f"embed{options}", weight_decay=0.01)
     adapted, batch = tuner.adapted, 16
     rows = adapted.task.rows(adapted, adapted.examples(write_lines(tmp_path / "data.jsonl", lines)), batch)
-    trainer = adapted.task.trainer(adapted)(adapted.setting(*rows.shape()).artifacts, 1e-3, session_options())
-    optimizer = torch.optim.AdamW(encoder.parameters(), 1e-3, weight_decay=0.01)
+    trainer = adapted.task.trainer(adapted)(adapted.setting(*rows.shape()).artifacts, 2e-3, session_options())
+    optimizer = torch.optim.AdamW(encoder.parameters(), 2e-3, weight_decay=0.01)
     generator, found, expected = np.random.default_rng(1), [], []
     for _ in range(50):
         chosen = generator.choice(len(lines), batch, replace=False)
@@ -101,7 +101,7 @@ def test_fifty_losses_are_those_of_torch(tmp_path, pooling, options, sizes, temp
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    assert np.mean(expected[-5:]) < 0.7 * expected[0]
+    assert expected[-1] < expected[0] / 2
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
@@ -342,7 +342,7 @@ def class_loss_in_torch(task, scores, lines, labels):
 @pytest.mark.parametrize("task", CASES)
 def test_losses_are_those_of_torch(tmp_path, task):
     lines, labels = CASES[task]
-    encoder = make_encoder(tmp_path / "model", None, labels)
+    encoder = make_encoder(tmp_path / "model", None, labels, layers=2)
     adapted = Tuner(tmp_path / "model", train="*", task=task).adapted
     rows = adapted.task.rows(adapted, adapted.examples(write_lines(tmp_path / "data.jsonl", lines)), 16)
     trainer = Trainer(adapted.setting(*rows.shape()).artifacts, 1e-3)
@@ -358,7 +358,7 @@ def test_losses_are_those_of_torch(tmp_path, task):
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
-    assert np.mean(expected[-5:]) < np.mean(expected[:5])
+    assert expected[-1] < expected[0]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
