@@ -254,7 +254,8 @@ def _of_logits(
     logits, labels = _checked_array(name, "logits", logits), _checked_array(name, "labels", labels)
     is_dense, probabilities = labels.dtype.kind not in "iu", None
     if is_dense:
-        if shift or options[1] is not None:
+        _, ignore_index, *_ = options
+        if shift or ignore_index is not None:
             raise ValueError(f"{name}: labels are class probabilities, expected neither shift nor ignore_index")
         labels, probabilities = np.zeros(logits.shape[:1] + logits.shape[2:], np.int64), labels
     classes = None if is_dense or logits.ndim < 2 else logits.shape[1]

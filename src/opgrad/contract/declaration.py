@@ -479,9 +479,8 @@ def several(made: Callable[[Operator, Mapping[str, Any], int], int] = lambda op,
             count = len(arrays)
             flat |= {f"{name}[{i}]": array for i, array in enumerate(arrays)}
         results = made(op, given, count)
-        if results and isinstance(
-            flat.get("out"), list | tuple
-        ):  # lists become one tuple, and a tuple of one becomes its array
+        # Lists become one tuple, and a tuple of one becomes its array.
+        if results and isinstance(flat.get("out"), list | tuple):
             out = tuple(array for each in flat["out"] for array in (each if isinstance(each, list | tuple) else [each]))
             flat["out"] = out[0] if len(out) == 1 else out
         return spread(op, count, results), flat

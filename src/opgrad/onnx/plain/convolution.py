@@ -275,18 +275,18 @@ def _resized(call: Call, dx: Value, axes: list[int], axis: int, rank: int) -> Va
     if TensorProto.DOUBLE in call.input_types[:2] and attributes["mode"] != "nearest":
         raise NoForm("in float64 it needs sizes that the graph tells, because runtimes resize in float32")
 
-    def turn(inner: Body, value: Value) -> list[Value]:
+    def resized(inner: Body, value: Value) -> list[Value]:
         own = replace(call, body=inner, inputs=[each and inner.outer(each) for each in call.inputs])
         return [_along(value, _at_run_time(own, axes, axis), own.required(1), axis, rank)]
 
     if scales:
-        return turn(body, dx)[0]
-    # A loop of one turn or none: an axis that is not resized, such as that of images, costs no product.
+        return resized(body, dx)[0]
+    # A loop of one iteration or none: an axis that is not resized, such as that of images, costs no product.
     before, after = (each.shape(axis, axis + 1) for each in call.operands(2))
     same = before.equals(after)
     if scales is None:
         same = same & call.required(SCALES).slice(place, place + 1).equals(1)
-    return body.loop((~same).cast(TensorProto.INT64).scalar(), [dx], turn)[0]
+    return body.loop((~same).cast(TensorProto.INT64).scalar(), [dx], resized)[0]
 
 
 def _told(call: Call, place: int) -> tuple[float, ...] | None:

@@ -116,7 +116,8 @@ def building(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 def base(model: onnx.ModelProto) -> AbstractContextManager[ModelAccessor]:
     """Let blocks build on a copy of a model.
 
-    Gives a `ModelAccessor` of the copy. Raises TypeError for no model, RuntimeError inside another `base`.
+    Gives a `ModelAccessor` of the copy. Raises TypeError for another model, RuntimeError inside
+    another `base` or `empty_base`.
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"base: model is of type {type(model).__name__}, expected onnx.ModelProto")

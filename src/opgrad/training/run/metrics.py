@@ -28,7 +28,8 @@ class EpochMetrics:
     steps: the optimizer's steps from the first epoch on.
     learning_rate: that of the last step.
     train_loss: the mean over the batches, each before its step.
-    validation_loss, validation_accuracy: after the epoch; None without validation rows, or a label that is a class.
+    validation_loss, validation_accuracy: after the epoch; None without validation rows, the accuracy also
+        where the label is no class.
     seconds: the time that training took, without evaluation and writing.
     samples_per_second: training rows through forward, backward and optimizer.
     """
