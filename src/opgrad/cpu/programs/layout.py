@@ -72,14 +72,14 @@ def forward_limits(width: int, sixteen_bits: bool, large: bool, logarithm: bool)
     arithmetic is short, and in log-softmax, which takes a logarithm. In the cache, log-softmax of rows of 256 float32
     took 0.25 ns an element grouped and 0.3 as rows, but softmax 0.25 and 0.23. Beyond the cache, groups gain less,
     since a group is not written while the next is computed, as transposed and single rows are. With registers of 32
-    bytes, where arithmetic takes longer than memory, they gain as much as before, if rows are too long to be
-    transposed: softmax of rows of 49 took 0.23 ns an element transposed and 0.34 grouped, of 100 0.22 and 0.25, of
-    128 0.21 either way; log-softmax of rows of 64 took 0.25 and 0.26, of 100 0.24 either way.
+    bytes, where arithmetic takes longer than memory, softmax of rows of 49 took 0.23 ns an element transposed and 0.34
+    grouped, of 100 0.22 and 0.25, but of 128 0.45 as rows and 0.53 grouped (Zen 3); log-softmax of rows of 64 took 0.25
+    transposed and 0.26 grouped, of 100 0.24 either way, of 128 0.60 as rows and 0.57 grouped, of 256 0.50 and 0.54.
     """
     if large and not sixteen_bits:
         if vector_bytes() == 64:
             return Limits(5 * width if logarithm else 7 * width // 2)
-        return Limits(6 * width, 20 * width) if logarithm else Limits(7 * width, 10 * width)
+        return Limits(6 * width, 10 * width) if logarithm else Limits(7 * width)
     most = 5 if vector_bytes() == 64 else 8
     softmax, log_softmax = (24 if sixteen_bits else most, 24) if not large else (7, 12)
     return Limits(7 * width // 2, width * (log_softmax if logarithm else softmax))
