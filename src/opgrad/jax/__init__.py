@@ -93,10 +93,10 @@ def dot_product_attention(
     return _layer("attention", ATTENTION, {"q": q, "k": k, "v": v, "mask": added}, **options)
 
 
-def _layer(name: str, who: str, arrays: Mapping[str, Array | None], **attributes: Any) -> Array:
+def _layer(name: str, caller: str, arrays: Mapping[str, Array | None], **attributes: Any) -> Array:
     """The first result of an operator, differentiable; arrays are given by name, those left out as None."""
     given = {each: array for each, array in arrays.items() if array is not None}
-    return differentiable(LAYERS[name], given, attributes, who)[0]
+    return differentiable(LAYERS[name], given, attributes, caller)[0]
 
 
 def gelu(x: Array, approximate: bool = True) -> Array:
@@ -154,13 +154,13 @@ def rms_norm(x: Array, scale: Array | None = None, *, axis: int = -1, epsilon: f
 
 
 def _normalized(
-    name: str, who: str, x: Array, scale: Array | None, bias: Array | None, axis: int, epsilon: float | None
+    name: str, caller: str, x: Array, scale: Array | None, bias: Array | None, axis: int, epsilon: float | None
 ) -> Array:
     x = asarray(x)
     factor = ones(x.shape[axis:], x.dtype) if scale is None else asarray(scale)
     given = {"x": x.astype(factor.dtype), "scale": factor, "bias": None if bias is None else asarray(bias)}
     added = float(_finfo(wide(x.dtype)).eps) if epsilon is None else epsilon
-    return _layer(name, who, given, axis=axis, epsilon=added).astype(x.dtype)
+    return _layer(name, caller, given, axis=axis, epsilon=added).astype(x.dtype)
 
 
 def dropout(key: Array, x: Array, rate: float = 0.5) -> Array:

@@ -66,16 +66,16 @@ class Called:
     """An operator as compiled functions call it.
 
     given: the names of the arrays that are given, with their shapes and dtypes as the call was traced. results: those
-    of the results. attributes: the operator's own. name: what errors call the operator. is_part: whether other devices
-    compute other parts at the same time, so that wrong numbers give NaN: the others would wait in the next collective
-    for one that has raised an error, until XLA ends the process.
+    of the results. attributes: the operator's own. caller: whom errors name. is_part: whether other devices compute
+    other parts at the same time, so that wrong numbers give NaN: the others would wait in the next collective for one
+    that has raised an error, until XLA ends the process.
     """
 
     operator: Operator
     given: Mapping[str, Spec]
     results: Mapping[str, Spec]
     attributes: Mapping[str, Any]
-    name: str
+    caller: str
     is_part: bool = False
 
     @property
@@ -85,7 +85,7 @@ class Called:
         every = (*self.given.items(), *self.results.items())
         kinds = [(name, len(spec.shape), spec.dtype.name) for name, spec in every]
         form = (op.name, op.kind, op.arrays, sorted(op.attributes.items(), key=str), sorted(self.attributes.items()))
-        text = repr((kinds, form, self.name, self.is_part))
+        text = repr((kinds, form, self.caller, self.is_part))
         return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES // 2).hexdigest()
 
     def plan(self, inputs: Sequence[Shape], results: Sequence[Shape]) -> plans.Plan:
@@ -99,7 +99,7 @@ class Called:
         try:
             return plans.plan(self.operator, specs, dict(self.attributes), list(made.values()))
         except Exception as error:
-            raise in_name_of(self.operator, self.name, error) from None
+            raise in_name_of(self.operator, self.caller, error) from None
 
     def _specs(self, shapes: Sequence[Shape], traced: Mapping[str, Spec], before: int) -> dict[str, Spec]:
         """The plan's arrays: with classes on axis 1, the axes of vmap are further samples."""
@@ -113,10 +113,10 @@ class Called:
         return found
 
 
-def in_name_of(op: Operator, name: str, error: Exception) -> Exception:
+def in_name_of(op: Operator, caller: str, error: Exception) -> Exception:
     """An error of an operator, as one of the function that the user has called; "": of the operator."""
     own, text = f"{op.name}: ", str(error)
-    return type(error)(f"{name}: {text.removeprefix(own)}") if name and text.startswith(own) else error
+    return type(error)(f"{caller}: {text.removeprefix(own)}") if caller and text.startswith(own) else error
 
 
 _called: dict[bytes, Called] = {}  # by digest
@@ -183,7 +183,7 @@ def _refuse(keyed: int, report: int) -> int:
     try:
         called, this = _by_address[keyed]
         told = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
-        raise in_name_of(called.operator, called.name, this.plan.error(told))
+        raise in_name_of(called.operator, called.caller, this.plan.error(told))
     except BaseException as error:
         return _failure(error)
 
@@ -232,22 +232,22 @@ ERRORS = (TypeError, ValueError, NotImplementedError)  # the exceptions of opera
 Aliases = dict[int, int]  # from the number of an argument to that of the result in its memory
 
 
-def call(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], name: str = "") -> tuple[Array, ...]:
+def call(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], caller: str = "") -> tuple[Array, ...]:
     """The results of an operator, in order: at once for arrays that hold numbers, else as part of what is traced.
 
-    given: JAX arrays by parameter name, None for those left out. name: what errors call the operator; "": its name.
+    given: JAX arrays by parameter name, None for those left out. caller: what errors call the operator; "": its name.
     Raises what the checks of shapes, dtypes and attributes raise; what depends on traced numbers, XLA raises.
     """
     values = {each: _array(array) for each, array in given.items() if array is not None}
     try:
         # Calls in general, and attention with both of its results, have no public function.
         if op.kind in ("blocks", "strided") or jax_arrays.is_traced(values.values()):
-            return _traced(op, values, attributes, name or op.name)
+            return _traced(op, values, attributes, caller or op.name)
         if jax_arrays.is_spread(values.values()):
-            return _spread(op, values, attributes, name or op.name)
+            return _spread(op, values, attributes, caller or op.name)
         found = jax_arrays.run(op, {**values, **attributes}, values)
     except ERRORS as error:
-        raise in_name_of(op, name, error) from None
+        raise in_name_of(op, caller, error) from None
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -256,16 +256,16 @@ def _array(value: Any) -> Array:
     return value if jax_private.is_traced(value) or hasattr(value, "devices") else jnp.asarray(np.asarray(value))
 
 
-def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
+def _spread(op: Operator, values: Mapping[str, Array], attributes: Mapping[str, Any], caller: str) -> tuple[Array, ...]:
     """The results for arrays that are spread over devices; waits for errors that XLA raises."""
     try:
-        return cast(tuple[Array, ...], _jax.block_until_ready(_traced(op, values, attributes, name)))
+        return cast(tuple[Array, ...], _jax.block_until_ready(_traced(op, values, attributes, caller)))
     except (RuntimeError, ValueError) as error:
         said = str(error).removeprefix("INVALID_ARGUMENT: ")
         raise (ValueError(said.splitlines()[0]) if said != str(error) else error) from None
 
 
-def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], name: str) -> tuple[Array, ...]:
+def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any], caller: str) -> tuple[Array, ...]:
     values = {each: given[each] for each in op.arrays if each in given}
     specs = {each: _spec(each, array) for each, array in values.items()}
     results = prepare(op, [specs.get(each) for each in op.arrays], dict(attributes)).results
@@ -275,7 +275,7 @@ def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any
         from_last = tuple(each - rank if each >= 0 else each for each in (axis if isinstance(axis, tuple) else (axis,)))
         changed["axis"] = from_last if isinstance(axis, tuple) else from_last[0]
     called = Called(op, specs, {each: Spec(spec.shape, spec.dtype) for each, spec in results.items()},
-                    changed, name, _is_part(values.values()))  # fmt: skip
+                    changed, caller, _is_part(values.values()))  # fmt: skip
     like = alike(list(values.values()))
     kinds = [jax_private.kind_of(spec, like[0]) for spec in called.results.values()]
     if not is_native():
@@ -389,7 +389,7 @@ def _by_callback(called: Called, kinds: Sequence[Any]) -> Callable[..., Sequence
         try:
             found = _runner(called.operator, signature, attributes)({**given, **called.attributes})
         except Exception as error:
-            raise in_name_of(called.operator, called.name, error) from None
+            raise in_name_of(called.operator, called.caller, error) from None
         return found if isinstance(found, tuple) else (found,)
 
     return lambda *values: jax.pure_callback(on_host, tuple(kinds), *values, vmap_method="sequential")

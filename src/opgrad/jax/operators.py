@@ -180,20 +180,20 @@ class Rule(NamedTuple):
 
 
 def differentiable(
-    op: Operator, given: Mapping[str, Array], attributes: Mapping[str, Any], who: str = ""
+    op: Operator, given: Mapping[str, Array], attributes: Mapping[str, Any], caller: str = ""
 ) -> tuple[Array, ...]:
-    """The results of an operator, in order; the arrays are given by name. who: the function that has called a layer."""
+    """The results of an operator, in order; the arrays are given by name. caller: the function that calls a layer."""
     settled = tuple(sorted(attributes.items()))
-    return cast(tuple[Array, ...], _function(op, tuple(given), settled, who)(*alike(list(given.values()))))
+    return cast(tuple[Array, ...], _function(op, tuple(given), settled, caller)(*alike(list(given.values()))))
 
 
 @functools.lru_cache(1024)
-def _function(op: Operator, names: tuple[str, ...], attributes: Attributes, who: str) -> Any:
-    rule, options = rule_of(op, who), dict(attributes)
+def _function(op: Operator, names: tuple[str, ...], attributes: Attributes, caller: str) -> Any:
+    rule, options = rule_of(op, caller), dict(attributes)
 
     @jax.custom_vjp
     def function(*arrays: Array) -> tuple[Array, ...]:
-        return call(op, dict(zip(names, arrays, strict=True)), options, who)
+        return call(op, dict(zip(names, arrays, strict=True)), options, caller)
 
     def forward(*primals: Any) -> tuple[Any, Any]:
         results = function(*[each.value for each in primals])
@@ -216,15 +216,15 @@ def _function(op: Operator, names: tuple[str, ...], attributes: Attributes, who:
     return function
 
 
-def rule_of(op: Operator, who: str = "") -> Rule:
+def rule_of(op: Operator, caller: str = "") -> Rule:
     """The rule of an operator; a general call, which is an operator of its own, has none."""
-    operators = LAYERS if who else OPERATORS
+    operators = LAYERS if caller else OPERATORS
     is_known = op is operators.get(op.name)
     if is_known and op.name in _RULES:
         return _RULES[op.name]
     if is_known and (backward := operators.get(f"{op.name}_grad")) is not None:
         saved = tuple(name for name in backward.arrays if name != "dy")
-        return Rule(saved, functools.partial(_by_operator, op, backward, who))
+        return Rule(saved, functools.partial(_by_operator, op, backward, caller))
     if is_known and op.name in FORMULAS:
         return Rule(op.arrays, functools.partial(_by_formula, op, FORMULAS[op.name]))
     return Rule((), functools.partial(_refused, op))
@@ -239,7 +239,7 @@ def _refused(
 
 
 def _by_operator(
-    op: Operator, backward: Operator, who: str, saved: Values, upstream: Values, attributes: dict[str, Any],
+    op: Operator, backward: Operator, caller: str, saved: Values, upstream: Values, attributes: dict[str, Any],
     wanted: Sequence[str],
 ) -> Values:  # fmt: skip
     """By the operator of the gradient, which has the attributes, too, if the first result is differentiated."""
@@ -247,7 +247,7 @@ def _by_operator(
     if dy is None:
         return {}
     shared = {name: value for name, value in attributes.items() if name in backward.attributes}
-    found = differentiable(backward, {"dy": dy, **saved}, shared, who)
+    found = differentiable(backward, {"dy": dy, **saved}, shared, caller)
     return {name.removeprefix("d"): each for name, each in zip(backward.results, found, strict=True)}
 
 

@@ -23,12 +23,11 @@ class _CheckedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, **defaults: Any):
         for name, value in defaults.items():
-            who = type(self).__name__
             if name == "betas":
                 if not all(0 <= each < 1 for each in value):
-                    raise ValueError(f"{who}: betas is {value}, expected two numbers from 0, below 1")
+                    raise ValueError(f"{type(self).__name__}: betas is {value}, expected two numbers from 0, below 1")
             elif not 0 <= value < math.inf:
-                raise ValueError(f"{who}: {name} is {value}, expected a number of at least 0")
+                raise ValueError(f"{type(self).__name__}: {name} is {value}, expected a number of at least 0")
         super().__init__(params, defaults)
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -555,8 +555,8 @@ def vocab_parallel_linear_cross_entropy(
         return dtensors.linear_loss(call, input, linear_weight, linear_bias, target, shift)
     if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
         expected = f"(C, {input.shape[-1]})"
-        raise ValueError(f"{call.who}: linear_weight has shape {tuple(linear_weight.shape)}, expected {expected}")
-    check_shape(call.who, "linear_bias", linear_bias, linear_weight.shape[:1])
+        raise ValueError(f"{call.caller}: linear_weight has shape {tuple(linear_weight.shape)}, expected {expected}")
+    check_shape(call.caller, "linear_bias", linear_bias, linear_weight.shape[:1])
     own = _class_range(call, group, vocab_range, linear_weight.shape[0])
     labels, dense = _read_targets(call, target, torch.Size((*input.shape[:-1], own.classes)), -1, shift)
     dtype = torch.float32 if narrows_products(input) else input.dtype
@@ -570,10 +570,10 @@ def _read_targets(
     dim %= len(shape)
     of_samples = shape[:dim] + shape[dim + 1 :]
     if target.is_floating_point():
-        check_shape(call.who, "target", target, shape, "that of the logits")
+        check_shape(call.caller, "target", target, shape, "that of the logits")
         return torch.zeros(of_samples, dtype=torch.int64, device=target.device), target.movedim(dim, -1)
-    check_shape(call.who, "target", target, of_samples, "that without the classes")
-    return read_labels(call.who, target, shift, call.options.ignore_index), None
+    check_shape(call.caller, "target", target, of_samples, "that without the classes")
+    return read_labels(call.caller, target, shift, call.options.ignore_index), None
 
 
 def _reduced(
@@ -588,18 +588,18 @@ def _reduced(
 
 def _class_range(call: LossCall, group: Any, vocab_range: tuple[int, int] | None, classes: int) -> ClassRange:
     """This process's classes. Raises ValueError for a range of another length."""
-    member = member_of(call.who, group)
+    member = member_of(call.caller, group)
     first = member[0] * classes
     if vocab_range is not None:
         first, last = (int(each) for each in vocab_range)
         if first < 0 or last - first != classes:
-            raise ValueError(f"{call.who}: vocab_range is {vocab_range}, expected {classes} classes, as input has")
+            raise ValueError(f"{call.caller}: vocab_range is {vocab_range}, expected {classes} classes, as input has")
     return ClassRange(call, first, classes, member)
 
 
 def _check_mesh_alone(call: LossCall, group: Any, vocab_range: Any) -> None:
     if group is not None or vocab_range is not None:
-        raise ValueError(f"{call.who}: group or vocab_range is given beside a DTensor, expected its mesh alone")
+        raise ValueError(f"{call.caller}: group or vocab_range is given beside a DTensor, expected its mesh alone")
 
 
 class _Options:

@@ -104,18 +104,18 @@ Three = tuple[Tensor, Tensor, Tensor | None]  # an input, a weight, a bias
 
 
 def _of_layers(
-    name: str, student: Three, teacher: Three, labels: Tensor | None, beta: float, shift: int, given: tuple[Any, ...]
+    caller: str, student: Three, teacher: Three, labels: Tensor | None, beta: float, shift: int, given: tuple[Any, ...]
 ) -> Tensor:
     reduction, ignore_index, temperature, num_items = given
-    chosen = read_options(name, reduction, ignore_index, temperature=temperature, num_items=num_items)
-    share = check_share(name, "beta", beta)
-    _check(name, student, teacher, labels)
+    chosen = read_options(caller, reduction, ignore_index, temperature=temperature, num_items=num_items)
+    share = check_share(caller, "beta", beta)
+    _check(caller, student, teacher, labels)
     if labels is None:
         found = torch.zeros(student[0].shape[:-1], dtype=torch.int64, device=student[0].device)
         chosen = chosen if shift else replace(chosen, ignore_index=None)
     else:
         found = labels
-    found = read_labels(name, found, shift, chosen.ignore_index)
+    found = read_labels(caller, found, shift, chosen.ignore_index)
     x, w, b, dtype = autocast_layer(student[0].reshape(-1, student[0].shape[-1]), *student[1:])
     y, v, c, _ = autocast_layer(teacher[0].reshape(-1, teacher[0].shape[-1]), *teacher[1:])
     others = [None if each is None else each.detach() for each in (y, v, c)]
@@ -124,30 +124,30 @@ def _of_layers(
     return rows.reshape(found.shape) if reduction == "none" else rows
 
 
-def _check(name: str, student: Three, teacher: Three, labels: Tensor | None) -> None:
+def _check(caller: str, student: Three, teacher: Three, labels: Tensor | None) -> None:
     tensors: dict[str, Any] = dict(zip(LAYERS, (*student, *teacher), strict=True))
-    check_tensors(name, (LAYERS[2], LAYERS[5], "labels"), **tensors, labels=labels)
-    for who in (0, 3):
-        (x_name, x), (w_name, w), (b_name, b) = list(tensors.items())[who : who + 3]
+    check_tensors(caller, (LAYERS[2], LAYERS[5], "labels"), **tensors, labels=labels)
+    for first in (0, 3):
+        (x_name, x), (w_name, w), (b_name, b) = list(tensors.items())[first : first + 3]
         if not x.dim():
-            raise ValueError(f"{name}: {x_name} has 0 dimensions, expected at least 1")
-        check_shape(name, w_name, w, (student[1].shape[0] if w.dim() else 0, x.shape[-1]))
-        check_shape(name, b_name, b, w.shape[:1])
+            raise ValueError(f"{caller}: {x_name} has 0 dimensions, expected at least 1")
+        check_shape(caller, w_name, w, (student[1].shape[0] if w.dim() else 0, x.shape[-1]))
+        check_shape(caller, b_name, b, w.shape[:1])
         for other, value in ((w_name, w), (b_name, b)):
             if value is not None and value.dtype != x.dtype and not narrows_products(x):
-                raise TypeError(f"{name}: {other} has dtype {value.dtype}, expected {x.dtype}, the dtype of {x_name}")
+                raise TypeError(f"{caller}: {other} has dtype {value.dtype}, expected {x.dtype}, the dtype of {x_name}")
     for key, value in (*tensors.items(), ("labels", labels)):
         if value is None:
             continue
         if value.device != student[0].device:
             of = f"expected {student[0].device}, the device of student_input"
-            raise ValueError(f"{name}: {key} is on {value.device}, {of}")
+            raise ValueError(f"{caller}: {key} is on {value.device}, {of}")
         if key != "labels" and not value.is_floating_point():
-            raise TypeError(f"{name}: {key} has dtype {value.dtype}, expected a float")
-    check_shape(name, "teacher_input", teacher[0], (*student[0].shape[:-1], teacher[0].shape[-1]))
-    check_shape(name, "labels", labels, student[0].shape[:-1], "the rows of student_input")
+            raise TypeError(f"{caller}: {key} has dtype {value.dtype}, expected a float")
+    check_shape(caller, "teacher_input", teacher[0], (*student[0].shape[:-1], teacher[0].shape[-1]))
+    check_shape(caller, "labels", labels, student[0].shape[:-1], "the rows of student_input")
     if labels is not None and labels.dtype not in (torch.int32, torch.int64, torch.uint8):
-        raise TypeError(f"{name}: labels has dtype {labels.dtype}, expected int32, int64 or uint8")
+        raise TypeError(f"{caller}: labels has dtype {labels.dtype}, expected int32, int64 or uint8")
 
 
 def _rows(way: "_DivergencePass", tensors: Sequence[Any]) -> Tensor:

@@ -46,7 +46,7 @@ def linear_loss(call: LossCall, input: Any, w: Any, b: Any, target: Any, shift: 
     """The results for a layer whose rows one axis of the mesh shares out; input has tokens on other axes."""
     axis, mesh = _required_axis(call, "linear_weight", w, 0), w.device_mesh
     if b is not None and (not isinstance(b, DTensor) or class_axis(b, 0) != axis):
-        raise ValueError(f"{call.who}: linear_bias lies otherwise than linear_weight, expected a DTensor with Shard(0)")
+        raise ValueError(f"{call.caller}: linear_bias lies unlike linear_weight, expected a DTensor with Shard(0)")
     if not isinstance(input, DTensor):
         input = DTensor.from_local(input, mesh, [Replicate()] * mesh.ndim, run_check=False)
     features = input.dim() - 1
@@ -72,14 +72,14 @@ def _required_axis(call: LossCall, name: str, value: Any, dim: int) -> int:
     axis = class_axis(value, dim)
     if axis is None:
         expected = f"Shard({dim}) on one axis of the mesh, and Shard or Replicate on others"
-        raise ValueError(f"{call.who}: {name} has the placements {value.placements}, expected {expected}")
+        raise ValueError(f"{call.caller}: {name} has the placements {value.placements}, expected {expected}")
     return axis
 
 
 def _class_range(call: LossCall, mesh: Any, axis: int, total: int, classes: int) -> ClassRange:
     size = -(-total // mesh.size(axis))  # as torch.chunk shares them out
     first = min(mesh.get_local_rank(axis) * size, total)
-    return ClassRange(call, first, classes, member_of(call.who, mesh.get_group(axis)))
+    return ClassRange(call, first, classes, member_of(call.caller, mesh.get_group(axis)))
 
 
 def _with_whole_weight(call: LossCall) -> LossCall:
@@ -92,14 +92,14 @@ def _targets(
     """This process's labels and, if it is these, probabilities, with the classes last."""
     is_dense, of_samples = target.is_floating_point(), shape[:dim] + shape[dim + 1 :]
     expected, which = (shape, "that of the logits") if is_dense else (of_samples, "that without the classes")
-    check_shape(call.who, "target", target, expected, which)
+    check_shape(call.caller, "target", target, expected, which)
     if is_dense:
         if not isinstance(target, DTensor):
             target = DTensor.from_local(target, mesh, [Replicate()] * mesh.ndim, run_check=False)
         dense = target.redistribute(mesh, lies_of_logits).to_local().movedim(dim, -1)
         return torch.zeros(dense.shape[:-1], dtype=torch.int64, device=dense.device), dense
     whole = target.full_tensor() if isinstance(target, DTensor) else target
-    whole = read_labels(call.who, whole, shift, call.options.ignore_index)
+    whole = read_labels(call.caller, whole, shift, call.options.ignore_index)
     every = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return every.redistribute(mesh, lies).to_local(), None
 

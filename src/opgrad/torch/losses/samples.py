@@ -41,8 +41,8 @@ class CrossEntropyOutput(NamedTuple):
     predicted_tokens: Tensor | None = None
 
 
-def read_options(name: str, *options: Any, returned: tuple[bool, ...] = (), **named: Any) -> LossOptions:
-    """The options of the function `name`; `returned` says of each field behind the loss whether it is asked for.
+def read_options(caller: str, *options: Any, returned: tuple[bool, ...] = (), **named: Any) -> LossOptions:
+    """The options of the function `caller`; `returned` says of each field behind the loss whether it is asked for.
 
     A tensor with the number of items is not read: that would wait for the device.
     """
@@ -51,15 +51,15 @@ def read_options(name: str, *options: Any, returned: tuple[bool, ...] = (), **na
         return option == "num_items" and isinstance(value, Tensor)
 
     named |= {"returned": tuple(compress(CrossEntropyOutput._fields[1:], returned)), "is_left": is_left}
-    return loss_options.read_options(name, *options, **named)
+    return loss_options.read_options(caller, *options, **named)
 
 
-def read_labels(name: str, target: Tensor, shift: Any, ignore_index: int | None) -> Tensor:
+def read_labels(caller: str, target: Tensor, shift: Any, ignore_index: int | None) -> Tensor:
     """Labels, in a dtype that the operators take and ignore_index fits, moved by `shift`; probabilities as they are."""
     is_dense = target.is_floating_point()
     labels = target.int() if target.dtype == torch.uint8 else target
     labels = labels if is_dense or loss_options.in_int32(ignore_index) else labels.long()
-    found: Tensor = loss_options.shifted(torch, name, labels, shift, ignore_index, is_dense)
+    found: Tensor = loss_options.shifted(torch, caller, labels, shift, ignore_index, is_dense)
     return found
 
 
@@ -80,41 +80,41 @@ def divisors(
 LABELS = (torch.int32, torch.int64, torch.uint8)
 
 
-def check_tensors(name: str, optional: Sequence[str] = (), **tensors: Any) -> None:
+def check_tensors(caller: str, optional: Sequence[str] = (), **tensors: Any) -> None:
     """Raise TypeError for what is no tensor; those that are optional may be None."""
     for argument, value in tensors.items():
         if not isinstance(value, Tensor) and (value is not None or argument not in optional):
-            raise TypeError(f"{name}: {argument} is {type(value).__name__}, expected a PyTorch tensor")
+            raise TypeError(f"{caller}: {argument} is {type(value).__name__}, expected a PyTorch tensor")
 
 
-def check_target(name: str, target: Tensor) -> None:
+def check_target(caller: str, target: Tensor) -> None:
     if not target.is_floating_point() and target.dtype not in LABELS:
-        raise TypeError(f"{name}: target has dtype {target.dtype}, expected int32, int64 or uint8, or a float")
+        raise TypeError(f"{caller}: target has dtype {target.dtype}, expected int32, int64 or uint8, or a float")
 
 
-def check_weight(name: str, weight: Tensor | None) -> None:
+def check_weight(caller: str, weight: Tensor | None) -> None:
     """Raise NotImplementedError for class weights that require grad."""
     if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(f"{name}: weight requires grad, and the loss has no gradient for it: detach it")
+        raise NotImplementedError(f"{caller}: weight requires grad, and the loss has no gradient for it: detach it")
 
 
-def check_shape(name: str, argument: str, value: Tensor | None, expected: Sequence[int], which: str = "") -> None:
+def check_shape(caller: str, argument: str, value: Tensor | None, expected: Sequence[int], which: str = "") -> None:
     """Raise ValueError for another shape than this one; None for a tensor that is not given."""
     if value is not None and value.shape != (shape := tuple(expected)):
-        found = f"{name}: {argument} has shape {tuple(value.shape)}, expected {shape}"
+        found = f"{caller}: {argument} has shape {tuple(value.shape)}, expected {shape}"
         raise ValueError(f"{found}, {which}" if which else found)
 
 
-def check_dense(name: str, options: LossOptions) -> None:
+def check_dense(caller: str, options: LossOptions) -> None:
     """Raise ValueError for a class that is ignored beside class probabilities."""
     if options.ignore_index is not None and options.ignore_index >= 0:
-        raise ValueError(f"{name}: ignore_index is {options.ignore_index}, expected none for class probabilities")
+        raise ValueError(f"{caller}: ignore_index is {options.ignore_index}, expected none for class probabilities")
 
 
-def check_labels(name: str, labels: Tensor, classes: int, ignore_index: int | None) -> None:
+def check_labels(caller: str, labels: Tensor, classes: int, ignore_index: int | None) -> None:
     """Raise ValueError for a label out of range, on the CPU."""
     if labels.device.type == "cpu":
-        loss_options.check_labels(name, "target", labels.numpy(), classes, ignore_index)
+        loss_options.check_labels(caller, "target", labels.numpy(), classes, ignore_index)
 
 
 def class_axis(value: Any, dim: int) -> int | None:

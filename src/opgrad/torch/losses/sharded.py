@@ -129,7 +129,7 @@ def _header(words: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
     return torch.tensor(words, dtype=torch.int64, device=device).view(dtype)
 
 
-def _of_all(own: Tensor, processes: int, group: str, who: str) -> Tensor:
+def _of_all(own: Tensor, processes: int, group: str, caller: str) -> Tensor:
     """The same flat tensor of every process of the group, in rank order. Raises RuntimeError if one is lost."""
     every = own.new_empty(processes, own.numel())
     # PyTorch 2.13 renamed it.
@@ -138,14 +138,14 @@ def _of_all(own: Tensor, processes: int, group: str, who: str) -> Tensor:
         all_gather(every.view(-1), own, group=group_of(group))
     except RuntimeError as error:
         raise RuntimeError(
-            f"{who}: no answer from all {processes} processes of the group, one of which may have ended: {error}"
+            f"{caller}: no answer from all {processes} processes of the group, one of which may have ended: {error}"
         ) from error
     return every
 
 
 def _gather(
     statistics: Tensor, labels: Tensor, first: int, classes: int, ignore_index: int | None, rank: int,
-    processes: int, group: str, who: str,
+    processes: int, group: str, caller: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The statistics [processes, statistics, rows] in float64, and the number of all classes.
 
@@ -154,27 +154,27 @@ def _gather(
     """
     count, rows = statistics.shape
     header = _header((first, first + classes, rows, count), statistics.dtype, statistics.device)
-    every = _of_all(torch.cat([header, statistics.reshape(-1)]), processes, group, who)
+    every = _of_all(torch.cat([header, statistics.reshape(-1)]), processes, group, caller)
     headers = every[:, : header.numel()].reshape(-1).view(torch.int64).view(-1, HEADER)
     if statistics.device.type == "cpu":
-        _check_ranges(headers.tolist(), who)
-        check_labels(who, labels, int(headers[-1, 1]), ignore_index)
+        _check_ranges(headers.tolist(), caller)
+        check_labels(caller, labels, int(headers[-1, 1]), ignore_index)
     parts = every[:, header.numel() :].reshape(-1, count, rows)
     return parts.to(torch.float64, copy=True), headers[-1, 1].clone()
 
 
-def _check_ranges(headers: Sequence[Sequence[int]], who: str) -> None:
+def _check_ranges(headers: Sequence[Sequence[int]], caller: str) -> None:
     expected = 0
     for rank, (first, last, *sizes) in enumerate(headers):
         if first != expected:
             raise ValueError(
-                f"{who}: vocab_range is [{first}, {last}) on rank {rank}, expected one that begins with {expected}, "
+                f"{caller}: vocab_range is [{first}, {last}) on rank {rank}, expected one that begins with {expected}, "
                 "behind the classes of the ranks before"
             )
         if sizes != headers[0][2:]:
             raise ValueError(
-                f"{who}: input has {sizes[0]} rows on rank {rank}, expected {headers[0][2]}, as on rank 0, with equal"
-                " options"
+                f"{caller}: input has {sizes[0]} rows on rank {rank}, expected {headers[0][2]}, as on rank 0, with "
+                "equal options"
             )
         expected = last
 
@@ -191,7 +191,7 @@ def _sum(x: Tensor, group: str) -> Tensor:
 
 shard_gather: Any = registered(
     "shard_gather(Tensor statistics, Tensor labels, SymInt first, SymInt classes, SymInt? ignore_index, int rank, "
-    "int processes, str group, str who) -> (Tensor, Tensor)",
+    "int processes, str group, str caller) -> (Tensor, Tensor)",
     _gather,
     lambda statistics, *others: (
         statistics.new_empty((others[5], *statistics.shape), dtype=torch.float64),
@@ -332,27 +332,27 @@ FORMULAS = ("torch", "megatron")  # of label smoothing
 class LossCall:
     """The loss that is wanted, and by whom. weight: of all classes. formula: how labels are smoothed."""
 
-    who: str
+    caller: str
     options: LossOptions
     formula: str = "torch"
     weight: Tensor | None = None
 
     def check(self, input: Any, target: Any) -> None:
         """Raise TypeError or ValueError for arguments that do not fit."""
-        check_tensors(self.who, ("weight",), input=input, target=target, weight=self.weight)
-        check_target(self.who, target)
+        check_tensors(self.caller, ("weight",), input=input, target=target, weight=self.weight)
+        check_target(self.caller, target)
         if not input.dim():
-            raise ValueError(f"{self.who}: input has 0 dimensions, expected at least 1")
+            raise ValueError(f"{self.caller}: input has 0 dimensions, expected at least 1")
         if self.formula not in FORMULAS:
-            raise ValueError(f"{self.who}: smoothing_formula is {self.formula!r}, expected {' or '.join(FORMULAS)}")
+            raise ValueError(f"{self.caller}: smoothing_formula is {self.formula!r}, expected {' or '.join(FORMULAS)}")
         if self.weight is not None and self.formula == "megatron":
-            raise ValueError(f"{self.who}: weight is given, expected none with Megatron's formula")
-        check_weight(self.who, self.weight)
+            raise ValueError(f"{self.caller}: weight is given, expected none with Megatron's formula")
+        check_weight(self.caller, self.weight)
         if target.is_floating_point():
-            check_dense(self.who, self.options)
+            check_dense(self.caller, self.options)
             for name in {"log_prob", "token_accuracy"}.intersection(self.options.returned):
                 expected = "expected it with classes alone"
-                raise ValueError(f"{self.who}: return_{name} is given with class probabilities, {expected}")
+                raise ValueError(f"{self.caller}: return_{name} is given with class probabilities, {expected}")
 
 
 @dataclass(frozen=True)
@@ -374,14 +374,14 @@ class ClassRange:
         return ClassPart.of(self.call.options, own, self.first)
 
 
-def member_of(who: str, group: Any) -> tuple[int, int, str]:
+def member_of(caller: str, group: Any) -> tuple[int, int, str]:
     """The `member` of ClassRange for this process in a group; None: in the default one."""
     if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError(f"{who}: there is no process group, expected torch.distributed to be initialised")
+        raise RuntimeError(f"{caller}: there is no process group, expected torch.distributed to be initialised")
     group = dist.group.WORLD if group is None else group
     rank = dist.get_rank(group)
     if rank < 0:
-        raise ValueError(f"{who}: this process is not in the group, expected one of its own")
+        raise ValueError(f"{caller}: this process is not in the group, expected one of its own")
     return rank, dist.get_world_size(group), group.group_name
 
 
@@ -425,7 +425,7 @@ def _gathered(
     """The results over the classes of all processes, from the statistics of this one's."""
     call, options = own.call, own.call.options
     ignored, smoothing = None if is_dense else options.ignore_index, options.label_smoothing
-    parts, total = shard_gather(statistics, labels, own.first, own.classes, ignored, *own.member, call.who)
+    parts, total = shard_gather(statistics, labels, own.first, own.classes, ignored, *own.member, call.caller)
     if smoothing and call.formula == "megatron":
         smoothing = smoothing * total.double() / (total.double() - 1)
     return samples_of_parts(parts, labels, own.part, total, call.weight, options, dtype, smoothing, is_dense)
