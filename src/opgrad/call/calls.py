@@ -363,7 +363,7 @@ class Entry(Structure):
     names: int  # the addresses of the names
     values: int  # how many values there are, and the first `Value`
     first_value: int
-    owner: int  # the Python object that owns the entry's memory
+    owner: int  # the list that owns the entry's memory
     apply: int  # the Python function that answers, or 0 if a plan does
     item: int  # which of that function's results is the answer, or NONE if all of them are
     plan: int
@@ -377,8 +377,7 @@ class Entry(Structure):
     tables_from: int  # the source of memory for the tables of operands, as `pool.source` gives it
     operands: int
     first_operand: int
-    results: int
-    first_result: int
+    results: int  # how many of the operands, the last ones, are returned; 0 if `out` is
     # The operands' numbers, sorted by the addresses of the last call. Native code changes this order; it holds the
     # interpreter's lock while it does, and calls no other code.
     order: int
@@ -391,25 +390,16 @@ LEFT_OUT, ARGUMENT, NEW, KEPT, NUMBERS = range(5)
 class Operand(Structure):
     """Where an operand comes from.
 
-    An ARGUMENT stands in a container at an index. A NEW result has a number. An object is KEPT by the entry. NUMBERS
+    An ARGUMENT stands in a container at an index. A NEW result has a layout. An object is KEPT by the entry. NUMBERS
     are those of a record.
     """
 
     source: int
     container: int
     index: int
-    result: int
-    object: int
-    numbers: int  # the address of `Numbers`
-
-
-@structure
-class Result(Structure):
-    """A result that is returned: an operand, or a new array or tensor."""
-
-    operand: int  # the number of the operand, or NONE for a new result
-    maker: int  # the Python function that makes it, or 0 for native code
+    object: int  # the one that is kept; of a new result the Python function that makes it, or 0 for native code
     layout: int
+    numbers: int  # the address of `Numbers`
 
 
 @inline
@@ -480,34 +470,31 @@ def _release(functions: Functions, entry: Entry, objects: int) -> None:
 
 
 @inline
-def _new_results(functions: Functions, entry: Entry, torch: int, objects: int, results: int) -> int:
-    """Write the results, new ones or operands. Returns how many were made: too few if one could not be allocated."""
+def _write_results(functions: Functions, entry: Entry, torch: int, objects: int, operands: int, results: int) -> int:
+    """Write the results, new ones or operands, and the addresses of new ones' elements into the table of operands.
+
+    Returns how many results there are: too few if one could not be allocated.
+    """
+    first = entry.operands - entry.results
     for number in range(entry.results):
-        result = at(Result, entry.first_result, number)
-        if result.operand != NONE:
-            made = load_word(objects, result.operand)
+        operand = at(Operand, entry.first_operand, first + number)
+        if operand.source != NEW:
+            made = load_word(objects, first + number)
             call_address(functions.Py_IncRef, made)
-        elif result.maker:
-            made = call_address(functions.PyObject_Vectorcall, result.maker, 0, 0, 0)
+        elif operand.object:
+            made = call_address(functions.PyObject_Vectorcall, operand.object, 0, 0, 0)
         elif torch:
-            made = new_tensor(at(Torch, torch), at(Layout, result.layout))
+            made = new_tensor(at(Torch, torch), at(Layout, operand.layout))
         else:
-            layout, kind = at(Layout, result.layout), functions.array
+            layout, kind = at(Layout, operand.layout), functions.array
             call_address(functions.Py_IncRef, layout.dtype)  # NewFromDescr takes a reference over
             made = call_address(functions.new_array, kind, layout.dtype, layout.rank, layout.sizes, 0, 0, 0, 0)
         if made == 0:
             return number
         store_word(results, number, made)
-    return entry.results
-
-
-@inline
-def _place_results(entry: Entry, torch: int, results: int, operands: int) -> None:
-    """Write the addresses of the new results' elements into the table of operands."""
-    for number in range(entry.operands):
-        operand = at(Operand, entry.first_operand, number)
         if operand.source == NEW:
-            store_word(operands, number, data_of(torch, load_word(results, operand.result)))
+            store_word(operands, first + number, data_of(torch, made))
+    return entry.results
 
 
 # --- the call ------------------------------------------------------------------------------------------------------
@@ -565,10 +552,9 @@ def _run_plan(functions: Functions, entry: Entry, torch: int, items: int, team: 
     numbers = stack_words(MOST_NUMBERS)
     answer, made = 0, 0
     if _gather(functions, entry, torch, items, objects, operands, numbers):
-        made = _new_results(functions, entry, torch, objects, results)
+        made = _write_results(functions, entry, torch, objects, operands, results)
         status = OVERLAP
         if made == entry.results:
-            _place_results(entry, torch, results, operands)
             status = _run(functions, entry, operands, team)
         if status == 0:
             answer = _answer(functions, entry, items, results)

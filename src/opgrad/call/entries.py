@@ -134,27 +134,17 @@ def _layout(value: Any) -> Any:
     return tensors.layout(value) if type(value) in tensors.kinds else None
 
 
-class Entry:
-    """An entry of native code, and all that it points to."""
-
-    def __init__(self, answered: Answered, args: Sequence[Any], kwargs: Mapping[str, Any]):
-        call, names = _Description(answered, [*args, *kwargs.values()]), [sys.intern(name) for name in kwargs]
-        fields = call.of_entry() | {"names": call.at(words(map(id, names)))}
-        self._entry = calls.Entry(positional=len(args), named=len(names), owner=id(self), **fields)
-        self._kept, self.address = [names, *call.kept], self._entry.address
-
-
 class _Description:
     """The description of a call that Python has answered, for native code.
 
     places: the container and index of each array and sequence, by its id. fields_at: the container of each record's
     fields, by the record's id. arrays: how many the call has. used: how many of them are operands. kept: what native
-    code reads, and objects whose addresses are compared, which must therefore stay alive.
+    code reads, the entry among it, and objects whose addresses are compared; the list owns their memory.
     """
 
-    def __init__(self, answered: Answered, values: Sequence[Any]):
-        self.answered, self.values, self.tensors = answered, values, tensors
-        self.flat, self.plan = flattened(values), getattr(answered.by, "plan", None)
+    def __init__(self, answered: Answered, args: Sequence[Any], kwargs: Mapping[str, Any]):
+        self.answered, self.args, self.names, self.values = answered, args, list(kwargs), [*args, *kwargs.values()]
+        self.tensors, self.flat, self.plan = tensors, flattened(self.values), getattr(answered.by, "plan", None)
         self.is_torch = any(type(each) in tensors.kinds for each in self.flat)
         self.places: dict[int, tuple[int, int]] = {}
         self.fields_at: dict[int, int] = {}
@@ -249,26 +239,32 @@ class _Description:
 
     # --- the entry ---
 
-    def of_entry(self) -> dict[str, int]:
-        """The fields of the entry, but for those that `Entry` writes."""
-        answered = self.answered
+    def entry(self) -> calls.Entry:
+        """The entry, which is kept, too."""
+        answered, names = self.answered, [sys.intern(name) for name in self.names]
         if len(self.values) > MOST_VALUES:
             raise NotNative
         for index, value in enumerate(self.values):
             self._describe(value, 0, index)
-        operands = [self._operand(operand) for operand in answered.operands]
+        operands = [self._operand(number, operand) for number, operand in enumerate(answered.operands)]
         if self.used != self.arrays:  # an array that is no operand is an attribute's value, which may change
             raise NotNative
-        return {
-            "values": len(self.described),
-            "first_value": self.at(several(Value, self.described)),
-            "is_torch": self.is_torch,
-            "watchers": self.tensors.watchers(self.flat) if answered.watched else calls.NONE,
-            "operands": len(operands),
-            "first_operand": self.at(several(calls.Operand, operands)),
-            "order": self.at(words(range(len(operands)))),
+        found = calls.Entry(
+            positional=len(self.args),
+            named=len(names),
+            names=self.at(words(map(id, names))),
+            values=len(self.described),
+            first_value=self.at(several(Value, self.described)),
+            owner=id(self.kept),
+            is_torch=self.is_torch,
+            watchers=self.tensors.watchers(self.flat) if answered.watched else calls.NONE,
+            operands=len(operands),
+            first_operand=self.at(several(calls.Operand, operands)),
+            order=self.at(words(range(len(operands)))),
             **(self._of_function() if self.plan is None else self._of_plan(self.plan)),
-        }
+        )
+        self.kept += names, found
+        return found
 
     def _of_plan(self, plan: Any) -> dict[str, int]:
         answered, op = self.answered, self.answered.by.op
@@ -291,7 +287,6 @@ class _Description:
         out = calls.NONE
         if not answered.new and not lists:
             out = next((place for place, value in enumerate(self.values) if value is answered.answer), calls.NONE)
-        results = [self._result(number) for number in range(len(answered.results) if out == calls.NONE else 0)]
         return {
             "plan": plan.address,
             "shared": plan.parts_max > 1,
@@ -299,8 +294,7 @@ class _Description:
             "trusted": answered.new,
             "out": out,
             "lists": lists,
-            "results": len(results),
-            "first_result": self.at(several(calls.Result, results)),
+            "results": len(answered.results) if out == calls.NONE else 0,
             "tables_from": pool.source(8 * calls.TABLES * len(answered.operands)),
         }
 
@@ -315,14 +309,16 @@ class _Description:
             raise NotNative
         return {"apply": id(answered.by), "item": item}
 
-    def _operand(self, operand: Any) -> calls.Operand:
+    def _operand(self, number: int, operand: Any) -> calls.Operand:
         answered, by_plan = self.answered, self.plan is not None
         if operand is None and by_plan:
             return calls.Operand(calls.LEFT_OUT)
-        if by_plan and answered.new:
-            for number, result in enumerate(answered.results):
-                if operand is result:
-                    return calls.Operand(calls.NEW, result=number)
+        if by_plan and answered.new and number >= len(answered.by.op.arrays):
+            make = answered.by.makers[number - len(answered.by.op.arrays)]
+            self.kept.append(make)
+            empty = self.tensors.empty if self.is_torch else np.empty
+            is_empty = isinstance(make, functools.partial) and make.func is empty  # as native code makes it, too
+            return calls.Operand(calls.NEW, object=0 if is_empty else id(make), layout=self._layout(operand))
         if by_plan and id(operand) in self.fields_at:
             # An operand that holds a record's numbers.
             kind = type(operand)
@@ -338,15 +334,6 @@ class _Description:
             self.kept.append(operand)
             return calls.Operand(calls.KEPT, object=id(operand))
         raise NotNative
-
-    def _result(self, number: int) -> calls.Result:
-        answered = self.answered
-        if not answered.new:
-            return calls.Result(len(answered.operands) - len(answered.results) + number)
-        make, empty = answered.by.makers[number], self.tensors.empty if self.is_torch else np.empty
-        self.kept.append(make)
-        is_empty = isinstance(make, functools.partial) and make.func is empty  # as native code makes it, too
-        return calls.Result(calls.NONE, 0 if is_empty else id(make), self._layout(answered.results[number]))
 
 
 def _is_still(array: Any, spec: Spec) -> bool:
@@ -423,7 +410,7 @@ class Entries:
         self.table = calls.Table(python=id(python), team=threads.team_word(), entries=ctypes.addressof(self.slots))
         self.own = abi.own_words(function)
         self.own.table = self.table.address
-        self.entered: list[tuple[Any, Entry]] = []
+        self.entered: list[tuple[Any, list[Any]]] = []  # signatures, and what owns their entries' memory
         self.refused: list[Any] = []  # signatures that are never native
         self.next = 0
 
@@ -439,11 +426,12 @@ class Entries:
         if signature in self.refused or any(signature == each for each, _ in self.entered) or not settling.begin():
             return
         try:
-            entry = Entry(answered, args, kwargs)
+            description = _Description(answered, args, kwargs)
+            entry = description.entry()
             self.table.functions, self.table.torch = _c_functions().address, tensors.address
             replaced: list[Any] = self.entered[self.next : self.next + 1]
             self.slots[self.next] = entry.address
-            self.entered[self.next : self.next + 1] = [(signature, entry)]
+            self.entered[self.next : self.next + 1] = [(signature, description.kept)]
             self.next = (self.next + 1) % calls.SLOTS
             self.own.vectorcall = calls.call.address
         except NotNative:
