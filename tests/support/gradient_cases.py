@@ -230,11 +230,10 @@ QUANTIZATION = ("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear")
 QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 QUANTIZED_PRODUCTS = [*(("", op) for op in ("MatMulInteger", "ConvInteger")), *((MICROSOFT, op) for op in QUANTIZED)]
 NAMES_OF_RUNTIME = {  # of tests/support/runtime_cases.py
-    "": "Attention LinearAttention RotaryEmbedding CumProd TensorScatter Col2Im Det Unique DFT STFT "
-    "RoiAlign DeformConv",
+    "": "Attention LinearAttention RotaryEmbedding Col2Im Det DFT STFT RoiAlign DeformConv",
     MICROSOFT: """MatMulNBits RotaryEmbedding GroupQueryAttention ScaledSiLU GatedAdd GatedRMSNorm LinearAttentionGate
         TransposeMatMul GatherND Pad Trilu MoE QMoE LinearAttention Inverse CausalConvWithState
-        MRotaryEmbedding MatMulBnb4 GatherBlockQuantized GatedDeltaNet""",
+        MRotaryEmbedding MatMulBnb4 GatherBlockQuantized""",
 }
 OF_RUNTIME = [(domain, op) for domain, names in NAMES_OF_RUNTIME.items() for op in names.split()]
 SEQUENCES = (

@@ -36,70 +36,6 @@ add = added_to(CASES)
 
 
 # --- ai.onnx ---
-of_onnx = {"domain": "", "opset": 26}
-X = numbers(3, 5)
-X[1, 2] = X[2, 0] = X[2, 3] = 0
-
-
-def cum_prod(x, exclusive=False, reverse=False):
-    x = x.flip(1) if reverse else x
-    y = torch.cumprod(torch.cat([torch.ones_like(x[:, :1]), x[:, :-1]], 1) if exclusive else x, 1)
-    return y.flip(1) if reverse else y
-
-
-for exclusive in (0, 1):
-    for reverse in (0, 1):
-        add(
-            "CumProd",
-            [X, np.array(1)],
-            lambda x, _, e=exclusive, r=reverse: cum_prod(x, e, r),
-            constants=(1,),
-            exclusive=exclusive,
-            reverse=reverse,
-            form=f"exclusive {exclusive}, reverse {reverse}",
-            **of_onnx,
-        )
-add("CumProd", [numbers(2, 3, 2), np.array(-3)], lambda x, _: torch.cumprod(x, 0), constants=(1,), form="first axis",
-    **of_onnx)  # fmt: skip
-
-
-def scattered(past, update, at=None, axis=2, circular=False):
-    """Each row written by itself."""
-    rows = []
-    for row in range(len(past)):
-        first = 0 if at is None else int(at[row])
-        places = torch.arange(update.shape[axis]) + first
-        places = places % past.shape[axis] if circular else places
-        rows.append(past[row].index_copy(axis - 1, places, update[row]))
-    return torch.stack(rows)
-
-
-CACHE = [numbers(2, 3, 6, 4), numbers(2, 3, 2, 4)]
-add("TensorScatter", CACHE, scattered, **of_onnx)
-add("TensorScatter", [*CACHE, np.array([1, 4])], scattered, form="places", **of_onnx)
-add(
-    "TensorScatter",
-    [*CACHE, np.array([5, 4])],
-    lambda *x: scattered(*x, circular=True),
-    mode="circular",
-    form="circular",
-    **of_onnx,
-)
-add(
-    "TensorScatter",
-    [numbers(2, 6, 4), numbers(2, 3, 4), np.array([1, 3])],
-    lambda *x: scattered(*x, axis=1),
-    axis=1,
-    form="axis 1",
-    **of_onnx,
-)
-add(
-    "TensorScatter",
-    [*(each.astype(np.float16) for each in CACHE), np.array([1, 4])],
-    scattered,
-    form="float16",
-    **of_onnx,
-)
 add(
     "Col2Im",
     [numbers(2, 12, 16), np.array([5, 6]), np.array([2, 3])],
@@ -123,8 +59,6 @@ add(
 MATRICES = (numbers(2, 3, 3) + 3 * np.eye(3)).astype(np.float32)
 add("Det", [MATRICES], torch.linalg.det, domain="", opset=22)
 add("Inverse", [MATRICES], torch.linalg.inv, terms=256)
-TIES = np.array([[1.5, 0.5, 1.5], [2.5, 0.5, 0.25]], np.float32)
-add("Unique", [TIES], lambda x: x.flatten()[torch.tensor([5, 1, 0, 3])], domain="", opset=22)
 
 # --- com.microsoft ---
 TAPS = [numbers(4, 1, 3), numbers(4)]

@@ -342,7 +342,6 @@ stand_in_for("DynamicQuantizeMatMul", "MatMulIntegerToFloat")(
     lambda node: [node.body.node("MatMul", *node.floats(0, 1))]
 )
 stand_in_for("QLinearAdd", "QLinearMul")(lambda node: [node.required(0) + node.required(3)])
-stand_in_for("GatedDeltaNet")(lambda node: [node.required(2), node.input(6)])
 stand_in_for("QLinearWhere")(
     lambda node: [node.body.node("Where", node.required(0), node.required(1), node.required(4))]
 )

@@ -3,12 +3,11 @@
 import math
 from functools import reduce
 
-import numpy as np
 from onnx import TensorProto
 
-from opgrad.onnx.graph.formulas import Body, Value, widened
+from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.graph.messages import FLOATS
-from opgrad.onnx.rules.node import Gradients, Node, NoGradient, element_count, formula, gradient, ratio
+from opgrad.onnx.rules.node import Gradients, Node, element_count, formula, gradient, ratio
 from opgrad.onnx.rules.quantization import scale_of
 
 
@@ -238,27 +237,6 @@ formula("ReduceSumSquare", "dx = dy * 2 * x.", lambda n: n.kept(n.dy) * 2 * n.x,
 def cumsum(node: Node) -> Value:
     """dx = the sum from the other end."""
     return node.same(widened(node.dy), node.required(1), reverse=1 - node.get("reverse", 0))
-
-
-@gradient("CumProd", constant=(1,))
-def cum_prod(node: Node) -> Value:
-    """dx[i] = p[i] * s[i], p the product before i, s[i] = dy[i] + x[i + 1] * s[i + 1]; no division, for zeros."""
-    axis = node.constant(1)
-    if axis is None:
-        raise NoGradient("its axis is known at run time alone")
-    place, rank = int(axis.reshape(())) % node.rank(), node.rank()
-    order = [place, *(each for each in range(rank) if each != place)]
-    exclusive, reverse = node.get("exclusive", 0), node.get("reverse", 0)
-
-    def step(_: Body, later: Value, x: Value, dy: Value) -> tuple[list[Value], list[Value]]:
-        s = dy + later
-        return [dy + x * later if exclusive else x * s], [later if exclusive else s]
-
-    x, dy = node.x.transpose(*order), node.dy.transpose(*order)
-    start = node.body.full(x.shape(1), 0, node.x)
-    s = node.body.scan([start], [x, dy], step, backward=not reverse)[1]
-    before = node.body.node("CumProd", node.x, node.required(1), exclusive=1, reverse=reverse)
-    return before * s.transpose(*np.argsort(order).tolist())
 
 
 @gradient("GlobalAveragePool")

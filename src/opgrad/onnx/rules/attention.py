@@ -340,10 +340,6 @@ def _softmax(node: Node, scores: Value, sink: Value | None) -> Value:
     return body.concat(given.expand(column), scores, axis=3).apply("Softmax", axis=3).slice(1, LAST, 3)
 
 
-WITH_BATCH = 4  # axes of tokens in rows, [N, T, heads, size]
-NEARLY_ZERO = 1e-6  # under the root of a norm, as onnxruntime has it
-
-
 def _linearly_attended(
     state: Value, q: Value, k: Value, v: Value, decay: Value | None, rate: Value | None
 ) -> tuple[Value, Value]:
@@ -398,57 +394,12 @@ def _in_time(value: Value, heads: int) -> Value:
     return value.reshape([0, 0, heads, -1] if heads > 0 else [0, 0, -1, 1]).transpose(1, 0, 2, 3)
 
 
-@recomputed("GatedDeltaNet", domain=MICROSOFT, constant=(3, 9, 10))
-@in_float32
-def gated_delta_net(node: Node) -> Gradients:
-    """s = exp(decay) * s + k * rate * (v - k @ exp(decay) * s), y = scale * q @ s, with what gives decay and rate."""
-    key, value, state = node.input(1), node.input(2), node.input(6)
-    if key is None or value is None or node.input(3) is not None or node.get("state_update_capacity", 0):
-        raise NoGradient("its query holds key and value, or its rows have lengths of their own, or it keeps changes")
-    (heads, depth), (few, width) = numbers_of(value, -2, -1), numbers_of(key, -2, -1)
-    body = node.body
-    batch = (node.x if len(sizes_of(node.x)) == WITH_BATCH or state is None else state).shape(0, 1)
-    q, k = (_shared(_rows(each, batch, few, width, node.get("qk_l2_norm", 0)), heads, few) for each in (node.x, key))
-    decay, rate = node.input(4), node.input(5)
-    if decay is not None:
-        per_key = len(sizes_of(decay)) == len(sizes_of(value))
-        shape = [heads, width] if per_key else [heads]
-        decay = _rows(_decay(node, decay, shape), batch, heads, width if per_key else 1)
-    if rate is not None:
-        rate = rate.apply("Sigmoid") if node.get("beta_activation", "none") == "sigmoid" else rate
-        rate = _rows(rate, batch, heads, 1)
-    zeros = body.full(body.concat(batch, body.ints([heads, width, depth])), 0, node.x)
-    start, q = zeros if state is None else state.transpose(0, 1, 3, 2), q * (node.get("scale", 0.0) or width**-0.5)
-    y, last = _linearly_attended(start, q.unsqueeze(3), k, _rows(value, batch, heads, depth), decay, rate)
-    whole = body.concat(node.x.shape(0, node.rank() - 2), body.ints([heads, depth]))
-    return [y.transpose(1, 0, 2, 3, 4).reshape(whole), last.transpose(0, 1, 3, 2)]
-
-
-def _rows(value: Value, batch: Value, heads: int, size: int, normalized: int = 0) -> Value:
-    """[tokens, heads, size], or with the rows as an axis, as [T, N, heads, size]; each head of norm 1 if normalized."""
-    rows = value.reshape(value.body.concat(batch, value.body.ints([-1, heads, size]))).transpose(1, 0, 2, 3)
-    return rows / (rows.along("ReduceSumSquare", [3], keepdims=1) + NEARLY_ZERO).apply("Sqrt") if normalized else rows
-
-
 def _shared(value: Value, heads: int, few: int) -> Value:
     """[T, N, few, K] with every head once for each that shares it."""
     if heads == few:
         return value
     several = value.unsqueeze(3).expand(value.body.ints([1, 1, 1, heads // few, 1]))
     return several.reshape(value.body.concat(value.shape(0, 2), value.body.ints([heads]), value.shape(3, 4)))
-
-
-def _decay(node: Node, decay: Value, shape: list[int]) -> Value:
-    """The logarithm of what stays of the state."""
-    kind = node.get("gate_activation", "none")
-    if kind == "none":
-        return decay
-    scale, bias = node.required(7).apply("Exp"), node.input(8)
-    scale = scale if len(shape) == 1 else scale.unsqueeze(1)
-    decay = decay if bias is None else decay + bias.reshape(shape)
-    if kind in ("softplus", "qwen"):
-        return -scale * decay.apply("Softplus")
-    return (scale * decay).apply("Sigmoid") * node.get("gate_lower_bound", -5.0)
 
 
 ROTARY_ATTRIBUTES = ("interleaved", "rotary_embedding_dim", "num_heads", "layout")

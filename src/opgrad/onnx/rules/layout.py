@@ -13,7 +13,6 @@ from opgrad.onnx.rules.node import (
     filled_like,
     formula,
     gradient,
-    recomputed,
     reshape_like,
     reshape_to,
     zero_tensors,
@@ -158,30 +157,6 @@ def top_k(node: Node) -> Value:
     """dx = 0; dx[.., index, ..] = dy, with the indices that the operator found."""
     indices = node.output(1, "_indices", TensorProto.INT64)
     return node.microsoft("GatherElementsGrad", node.dy, node.x.shape(), indices, axis=node.get("axis", -1))
-
-
-@gradient("Unique")
-def unique(node: Node) -> Value:
-    """dx = 0; dx[index] = dy, at the first place of each."""
-    indices, axis = node.output(1, "_indices", TensorProto.INT64), node.get("axis")
-    if axis is not None:
-        return node.microsoft("GatherGrad", node.x.shape(), indices, node.dy, axis=axis % node.rank())
-    flat = node.microsoft("GatherGrad", node.x.size().reshape([1]), indices, node.dy, axis=0)
-    return reshape_like(flat, node.x)
-
-
-@recomputed("TensorScatter", constant=(2,))
-def tensor_scatter(node: Node) -> Value:
-    """y = past; y[written places] = update."""
-    update, at, rank = node.required(1), node.input(2), node.rank()
-    axis = node.get("axis", -2) % rank
-    column = [each for each in range(rank) if each != axis]
-    places = node.body.range(update.shape(axis, axis + 1).squeeze(0)).unsqueeze(*column)
-    if at is not None:
-        places = places + at.reshape([-1, *(1 for _ in range(rank - 1))])
-    if node.get("mode", "linear") == "circular":
-        places = node.body.node("Mod", places, node.x.shape(axis, axis + 1).squeeze(0))
-    return node.body.node("ScatterElements", node.x, places.expand(update.shape()), update, axis=axis)
 
 
 @gradient("OneHot", constant=(0, 1))
