@@ -6,7 +6,6 @@ from functools import partial
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import activation as kernels
-from opgrad.cpu.kernels.activation import GATED, GATED_BLOCK, GATED_GRADIENTS
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps, elementwise_operator, elementwise_program
 from opgrad.cpu.runtime.plan import Program, ceil_div
@@ -40,10 +39,10 @@ bias_fast_gelu_grad_dx = partial(_behind_bias, kernel=kernels.BIAS_FAST_GELU_GRA
 
 
 def gated_linear_unit(problem: Problem) -> Program:
-    return elementwise_program(problem, GATED[problem.attributes["activation"]], "y", "gate", "up")
+    return elementwise_program(problem, kernels.GATED[problem.attributes["activation"]], "y", "gate", "up")
 
 
 def gated_linear_unit_grad(problem: Problem) -> Program:
     steps, n = ProgramSteps(problem), math.prod(problem.specs["dy"].shape)
-    steps.add(GATED_GRADIENTS[problem.attributes["activation"]], ceil_div(n, GATED_BLOCK), n=n)
+    steps.add(kernels.GATED_GRADIENTS[problem.attributes["activation"]], ceil_div(n, kernels.GATED_BLOCK), n=n)
     return steps.program()

@@ -11,7 +11,6 @@ from opgrad.contract.signature import Operand, Problem
 from opgrad.cpu.compiler.decorators import vector_lanes
 from opgrad.cpu.compiler.parameters import Strips
 from opgrad.cpu.kernels import arithmetic as kernels
-from opgrad.cpu.kernels.arithmetic import DIVIDED, EACH, ONE_DIVIDEND, ONE_DIVISOR, SUM, TIMES, VALUE, copy_words
 from opgrad.cpu.kernels.loops.fold import BLOCK, DEEP, WIDE, sum_columns, sum_integers, sum_rows
 from opgrad.cpu.programs.building import ProgramSteps, elementwise_operator, elementwise_program
 from opgrad.cpu.runtime.plan import Program, ceil_div
@@ -30,7 +29,7 @@ def div_grad(problem: Problem) -> Program:
     strides = (arrangement.broadcast_strides(each, shape) for each in (a, b))
     (n, a_step, b_step), *loops = arrangement.steps(shape, range(len(shape)), *strides)[::-1]
     a_summed, b_summed = (frozenset(repeated_axes(each, shape)) for each in (a, b))
-    kernel = EACH if a_step and b_step else ONE_DIVISOR if a_step else ONE_DIVIDEND
+    kernel = kernels.EACH if a_step and b_step else kernels.ONE_DIVISOR if a_step else kernels.ONE_DIVIDEND
     full_a = steps.workspace.shared(size) if a_summed else problem["da"]
     full_b = steps.workspace.shared(size) if b_summed else problem["db"]
     if size:
@@ -46,7 +45,7 @@ def broadcast_gradient_args(problem: Problem) -> Program:
     steps, found = ProgramSteps(problem), broadcast_axes(problem.attributes["a_shape"], problem.attributes["b_shape"])
     for name, axes in zip(("a_axes", "b_axes"), found, strict=True):
         if axes:
-            steps.add_parts(copy_words, source=steps.tables.add(axes), count=len(axes), target=problem[name])
+            steps.add_parts(kernels.copy_words, source=steps.tables.add(axes), count=len(axes), target=problem[name])
     return steps.program()
 
 
@@ -55,18 +54,18 @@ zero_gradient = elementwise_operator(kernels.zero_gradient, "y", "x")
 
 def accumulate(problem: Problem) -> Program:
     if problem.attributes["update"]:
-        return elementwise_program(problem, SUM, "sum", "buffer", "value")
-    return elementwise_program(problem, VALUE, "sum", "buffer")
+        return elementwise_program(problem, kernels.SUM, "sum", "buffer", "value")
+    return elementwise_program(problem, kernels.VALUE, "sum", "buffer")
 
 
 def in_place_accumulator(problem: Problem) -> Program:
     if problem.attributes["overwrite"]:
-        return elementwise_program(problem, VALUE, "sum", "value")
-    return elementwise_program(problem, SUM, "sum", "buffer", "value")
+        return elementwise_program(problem, kernels.VALUE, "sum", "value")
+    return elementwise_program(problem, kernels.SUM, "sum", "buffer", "value")
 
 
 def scale(problem: Problem) -> Program:
-    kernel = DIVIDED if problem.attributes["scale_down"] else TIMES
+    kernel = kernels.DIVIDED if problem.attributes["scale_down"] else kernels.TIMES
     return elementwise_program(problem, kernel, "y", "x", alpha=problem["factor"])
 
 

@@ -15,21 +15,6 @@ from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.attention import backward as backward_kernels
 from opgrad.cpu.kernels.attention import forward
-from opgrad.cpu.kernels.attention.forward import (
-    ADDED,
-    ADDED_TO_ROW,
-    NO_MASK,
-    ROW_SELECTED,
-    SELECTED,
-    SPAN,
-    Attention,
-    Drop,
-    Heads,
-    Mask,
-    Scores,
-    Seen,
-    TileSizes,
-)
 from opgrad.cpu.kernels.rotary import turn
 from opgrad.cpu.kernels.softmax.rows import soften, soften_back, sum_parts
 from opgrad.cpu.programs.building import ProductSteps, ProgramSteps
@@ -79,22 +64,22 @@ class AttentionSteps(ProductSteps):
             batch, head, row = strides[:3]
         else:
             batch, row, head = strides[:3]
-        return Heads(self.problem[name], batch, head, row)
+        return forward.Heads(self.problem[name], batch, head, row)
 
     def rows(self, name: str) -> Any:
         """What there is of each query of each head; None if it is not given."""
         if not self.given(name):
             return None
         strides = (0, *self.strides(name))[-3:]
-        return Heads(self.problem[name], *strides)
+        return forward.Heads(self.problem[name], *strides)
 
-    def mask(self) -> Mask:
+    def mask(self) -> forward.Mask:
         if not self.given("mask"):
-            return Mask(self.absent(), NO_MASK, 0, 0, 0)
+            return forward.Mask(self.absent(), forward.NO_MASK, 0, 0, 0)
         batch, head, row, column = (0, 0, 0, 0, *self.strides("mask"))[-4:]
         numbers, of_row = self.problem["mask"].dtype != "bool", column == 0 and self.sizes.keys > 1
-        kind = (ADDED_TO_ROW if of_row else ADDED) if numbers else (ROW_SELECTED if of_row else SELECTED)
-        return Mask(self.problem["mask"], kind, batch, head, row)
+        kinds = (forward.ADDED, forward.ADDED_TO_ROW) if numbers else (forward.SELECTED, forward.ROW_SELECTED)
+        return forward.Mask(self.problem["mask"], kinds[of_row], batch, head, row)
 
     def sink(self) -> tuple[Any, int]:
         return (self.problem["sink"], 1) if self.given("sink") else (self.absent(), 0)
@@ -105,36 +90,36 @@ class AttentionSteps(ProductSteps):
 
     # --- scores -----------------------------------------------------------------------------------------------------
 
-    def scores(self) -> Scores:
+    def scores(self) -> forward.Scores:
         scale, cap = self.problem.attributes["scale"], self.problem.attributes["softcap"]
         scale = self.sizes.size**-0.5 if scale is None else scale
-        return Scores(scale / cap if cap else scale * LOG2_E, cap * LOG2_E, self.mask())
+        return forward.Scores(scale / cap if cap else scale * LOG2_E, cap * LOG2_E, self.mask())
 
-    def call(self, sizes: TileSizes) -> Attention:
-        return Attention(sizes, self.seen, self.scores(), self.drop())
+    def call(self, sizes: forward.TileSizes) -> forward.Attention:
+        return forward.Attention(sizes, self.seen, self.scores(), self.drop())
 
-    def drop(self) -> Drop:
+    def drop(self) -> forward.Drop:
         probability = self.problem.attributes["dropout"]
         threshold = keep_threshold(probability) if probability else 0
-        return Drop(self._number("seed"), self._number("offset"), threshold, kept_scale(probability))
+        return forward.Drop(self._number("seed"), self._number("offset"), threshold, kept_scale(probability))
 
     def _number(self, name: str) -> Any:
         return self.problem[name] if self.given(name) else Address(self.tables.add([0]), "int64")
 
     # --- which keys a query sees ------------------------------------------------------------------------------------
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> forward.Seen:
         left, right = (FAR if side < 0 else side for side in self.problem.attributes["window"])
         causal = self.problem.attributes["causal"]
         count = self.shapes["cu_seqlens_q"][0] - 1 if self.is_packed else 1
-        return Seen(self._spans(), count, int(causal == "bottom_right"), left, 0 if causal else right)
+        return forward.Seen(self._spans(), count, int(causal == "bottom_right"), left, 0 if causal else right)
 
     def _spans(self) -> Any:
         batch, queries, keys = self.sizes.batch, self.sizes.queries, self.sizes.keys
         if not self.is_packed and not self.given("key_lengths"):
             return self.tables.add(np.array([[0, queries, 0, keys]] * batch))
         count = self.shapes["cu_seqlens_q"][0] - 1 if self.is_packed else batch
-        spans = self.workspace.shared(max(SPAN * count, 1), "int64")
+        spans = self.workspace.shared(max(forward.SPAN * count, 1), "int64")
         arguments = {"queries": queries, "keys": keys, "spans": spans, "status": Scratch()}
         if self.is_packed:
             q = self.problem["cu_seqlens_q"]
@@ -166,11 +151,11 @@ class AttentionSteps(ProductSteps):
         count, panel = self.panels(depth, columns)
         return self.workspace.private(count * panel), panel
 
-    def with_block(self, rows: int) -> TileSizes:
+    def with_block(self, rows: int) -> forward.TileSizes:
         """The sizes with blocks of queries that make about so many rows in all heads that share keys."""
         s = self.sizes
         block = max(1, min(rows // self.group, s.queries))
-        return TileSizes(*s, block)
+        return forward.TileSizes(*s, block)
 
 
 # --- the gradient ---------------------------------------------------------------------------------------------------
@@ -232,10 +217,10 @@ class AttentionGradientSteps(AttentionSteps):
             for name in self.wanted:
                 heads, length, size = of_result[name]
                 memory = self.workspace.shared(at_once * heads * length * size)
-                sums[name] = Heads(memory, heads * s.kv_heads * length * size, length * size, size)
+                sums[name] = forward.Heads(memory, heads * s.kv_heads * length * size, length * size, size)
         blocks, key_blocks = -(-s.queries // self.block_queries), -(-s.keys // self.block_keys)
         waves = max(blocks, key_blocks)
-        nothing = Heads(None, 0, 0, 0)  # type: ignore[arg-type]
+        nothing = forward.Heads(None, 0, 0, 0)  # type: ignore[arg-type]
         for first in range(0, every, at_once):
             count, rows, results = min(at_once, every - first), {}, dict.fromkeys(of_result, nothing)
             for name in self.wanted:

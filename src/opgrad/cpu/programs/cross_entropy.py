@@ -10,19 +10,7 @@ from typing import Any, Final, NamedTuple
 from opgrad.contract.signature import Operand, Problem, wrong_label
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Columns, Rows
-from opgrad.cpu.kernels.cross_entropy import loss
-from opgrad.cpu.kernels.cross_entropy.loss import LossReduction, Samples, add_losses, read_labels, sum_labels
-from opgrad.cpu.kernels.cross_entropy.options import (
-    GRADIENT,
-    STATISTICS,
-    SampleOptions,
-    SampleResults,
-    Scaling,
-    Target,
-    Upstream,
-    kernels,
-    write_targets,
-)
+from opgrad.cpu.kernels.cross_entropy import loss, options
 from opgrad.cpu.kernels.loops.rows import tile_size
 from opgrad.cpu.programs import layout as layouts
 from opgrad.cpu.programs.building import ProgramSteps
@@ -47,8 +35,8 @@ def add_labels(steps: ProgramSteps, by_sample: bool = False) -> tuple[Scratch, S
     ignore, weight = problem.attributes.get("ignore_index"), problem["weight"]
     given = {"ignores": ignore is not None, "ignored": ignore or 0, "classes": classes, "weights": weights}
     given |= {"weight": weight, "is_weighted": weight is not None, "by_sample": by_sample}
-    steps.add_parts(read_labels, samples, LABELS_PER_PART, count=problem.n, found=found, **given)
-    steps.add_parts(sum_labels, parts=parts, found=found, status=Scratch())
+    steps.add_parts(loss.read_labels, samples, LABELS_PER_PART, count=problem.n, found=found, **given)
+    steps.add_parts(loss.sum_labels, parts=parts, found=found, status=Scratch())
     return classes, weights
 
 
@@ -78,7 +66,7 @@ GRAD = {"rows": loss.grad_rows, "columns": loss.grad_columns}
 
 def loss_program(problem: Problem, operator: str, loss: Loss, by_sample: bool = False) -> Program:
     steps = ProgramSteps(problem)
-    samples = Samples(*add_labels(steps, by_sample), problem["loss"])
+    samples = loss.Samples(*add_labels(steps, by_sample), problem["loss"])
     layout = layout_of(problem, loss.kernels, loss.limits)
     kernel, loops = loss.kernels[layout], loops_of(problem, layout, logits=problem["logits"], y=problem[loss.result])
     parts = loops.step(kernel).parts if problem.outer * problem.inner else 0
@@ -86,13 +74,13 @@ def loss_program(problem: Problem, operator: str, loss: Loss, by_sample: bool = 
     if parts:
         memory = _private(steps.workspace, loops, layout, loss is FUSED)
         steps.add_loops(loops, kernel, samples=samples, reduction=reduction, **memory)
-    steps.add_parts(add_losses, parts=parts, reduction=reduction)
+    steps.add_parts(loss.add_losses, parts=parts, reduction=reduction)
     return steps.program(explain=wrong_label(problem, operator))
 
 
-def reduction_of(problem: Problem, sums: Scratch | None = None) -> LossReduction:
+def reduction_of(problem: Problem, sums: Scratch | None = None) -> loss.LossReduction:
     reduction = problem.attributes["reduction"]
-    return LossReduction(reduction == "none", reduction == "mean", 1.0, Scratch(), sums)
+    return loss.LossReduction(reduction == "none", reduction == "mean", 1.0, Scratch(), sums)
 
 
 def _private(workspace: Workspace, loops: Loops, layout: str, fused: bool) -> dict[str, Any]:
@@ -117,7 +105,7 @@ def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
 def gradient(problem: Problem, operator: str, bias: Operand | None = None, by_sample: bool = False) -> Program:
     """The gradient from log_prob, with `bias` added."""
     steps = ProgramSteps(problem)
-    samples = Samples(*add_labels(steps, by_sample), problem["dy"])
+    samples = loss.Samples(*add_labels(steps, by_sample), problem["dy"])
     layout = layout_of(problem, GRAD)
     operands = {"log_prob": problem["log_prob"], "dlogits": problem["dlogits"], "bias": bias or problem["log_prob"]}
     if problem.outer * problem.n * problem.inner:
@@ -129,27 +117,27 @@ def gradient(problem: Problem, operator: str, bias: Operand | None = None, by_sa
 # --- all options: what each row gives, and the gradient of that, in one pass over the logits -------------------------
 
 
-def scaling_of(problem: Problem) -> Scaling:
+def scaling_of(problem: Problem) -> options.Scaling:
     """The numbers by which logits become z."""
     softcap, temperature = problem.attributes["softcap"], problem.attributes["temperature"]
-    return Scaling(1 / softcap, softcap / temperature) if softcap else Scaling(1 / temperature, 0.0)
+    return options.Scaling(1 / softcap, softcap / temperature) if softcap else options.Scaling(1 / temperature, 0.0)
 
 
-def _add_targets(steps: ProgramSteps) -> tuple[str, Target]:
+def _add_targets(steps: ProgramSteps) -> tuple[str, options.Target]:
     """Add the step that writes the targets which do not depend on labels; returns their kind, and where they are."""
     problem, shared = steps.problem, steps.workspace.shared
     smoothing, q, weight = problem.attributes["label_smoothing"], problem["probabilities"], problem["weight"]
     if not smoothing and q is None:
-        return "labels", Target(None, None, None, 1.0)
+        return "labels", options.Target(None, None, None, 1.0)
     base, factors, share = shared(problem.n), shared(problem.n), 1 - smoothing
     written = {"weight": weight or factors, "is_given": weight is not None, "base": base, "factors": factors}
-    steps.add_parts(write_targets, n=problem.n, constant=smoothing / max(problem.n, 1), share=share, **written)
+    steps.add_parts(options.write_targets, n=problem.n, constant=smoothing / max(problem.n, 1), share=share, **written)
     if q is None:
-        return "smoothed", Target(base, factors, None, share)
-    return "dense", Target(base, factors, Columns(q, q.outer, q.n), 0.0)
+        return "smoothed", options.Target(base, factors, None, share)
+    return "dense", options.Target(base, factors, Columns(q, q.outer, q.n), 0.0)
 
 
-def _add_upstream(steps: ProgramSteps) -> Upstream:
+def _add_upstream(steps: ProgramSteps) -> options.Upstream:
     """The gradients of the results; for those that are not given, a step writes their default: 1 for the loss, else 0.
 
     A default is written once, for a vector of samples, and has a step of 0.
@@ -157,28 +145,28 @@ def _add_upstream(steps: ProgramSteps) -> Upstream:
     problem, width = steps.problem, steps.lanes
     zeros, ones = steps.workspace.shared(width), steps.workspace.shared(width)
     written = {"weight": ones, "is_given": 0, "base": zeros, "factors": ones}
-    steps.add_parts(write_targets, n=width, constant=0.0, share=1.0, **written)
-    defaults = {name: Rows(ones if name == "dloss" else zeros, 0) for name in Upstream._fields}
-    given = {name: Rows(problem[name], 1) for name in Upstream._fields if problem[name] is not None}
-    return Upstream(**{**defaults, **given})
+    steps.add_parts(options.write_targets, n=width, constant=0.0, share=1.0, **written)
+    defaults = {name: Rows(ones if name == "dloss" else zeros, 0) for name in options.Upstream._fields}
+    given = {name: Rows(problem[name], 1) for name in options.Upstream._fields if problem[name] is not None}
+    return options.Upstream(**{**defaults, **given})
 
 
 def _program(problem: Problem, operator: str, with_gradient: bool) -> Program:
     steps = ProgramSteps(problem)
-    samples = Samples(*add_labels(steps), problem["loss"])
+    samples = loss.Samples(*add_labels(steps), problem["loss"])
     kind, target = _add_targets(steps)
     upstream = _add_upstream(steps) if with_gradient else None
     if problem.outer * problem.inner:
-        by_layout = kernels(problem.attributes["softcap"] != 0, kind, with_gradient)
+        by_layout = options.kernels(problem.attributes["softcap"] != 0, kind, with_gradient)
         layout = layout_of(problem, by_layout)
         y = problem["dlogits" if with_gradient else "logits"]
         loops = loops_of(problem, layout, logits=problem["logits"], y=y)
         # The sums of losses are not asked for.
         sums = steps.workspace.shared(loops.step(by_layout[layout]).parts, "float64")
-        results = SampleResults(*(problem[name] for name in SampleResults._fields))
+        results = options.SampleResults(*(problem[name] for name in options.SampleResults._fields))
         arguments: dict[str, Any] = {"samples": samples, "buffer": steps.workspace.private(2 * steps.lanes)}
-        arguments["reduction"] = LossReduction(True, False, 1.0, Scratch(), sums)
-        arguments["options"] = SampleOptions(scaling_of(problem), target, results, upstream)
+        arguments["reduction"] = loss.LossReduction(True, False, 1.0, Scratch(), sums)
+        arguments["options"] = options.SampleOptions(scaling_of(problem), target, results, upstream)
         steps.add_loops(loops, by_layout[layout], **arguments)
     return steps.program(explain=wrong_label(problem, operator))
 
@@ -202,12 +190,12 @@ def cross_entropy_shard(problem: Problem) -> Program:
     buffer = steps.workspace.private(steps.lanes if kind == "none" else n + steps.lanes)
     unit_bytes = n * problem.specs["logits"].dtype.itemsize
     found = problem["statistics"]
-    steps.add(STATISTICS[kind], samples, unit_bytes, found=found, buffer=buffer, **_arguments(problem))
+    steps.add(options.STATISTICS[kind], samples, unit_bytes, found=found, buffer=buffer, **_arguments(problem))
     return steps.program()
 
 
 def cross_entropy_shard_grad(problem: Problem) -> Program:
     steps, (samples, n) = ProgramSteps(problem), problem.specs["logits"].shape
-    kernel = GRADIENT["capped" if problem.attributes["softcap"] else "divided"]
+    kernel = options.GRADIENT["capped" if problem.attributes["softcap"] else "divided"]
     steps.add(kernel, samples if n else 0, **_arguments(problem))
     return steps.program()

@@ -23,19 +23,7 @@ from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Columns, Rows
 from opgrad.cpu.kernels.fused import columns, rows
-from opgrad.cpu.kernels.fused.columns import copy_runs
-from opgrad.cpu.kernels.fused.form import (
-    ALL_ARE_KEPT,
-    ALONG,
-    ColumnResults,
-    DropoutState,
-    Form,
-    Formula,
-    GradientForm,
-    Memory,
-    RowResults,
-    Source,
-)
+from opgrad.cpu.kernels.fused import form as forms
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.rows import buffer_size
 from opgrad.cpu.kernels.softmax.split import STATS
@@ -94,13 +82,13 @@ def drops_elements(problem: Problem) -> bool:
 
 
 # The functions that make the kernels of a form, by layout: one kernel, or those of several steps.
-FORWARD: Final[Mapping[str, Callable[[Form], Any]]] = {
+FORWARD: Final[Mapping[str, Callable[[forms.Form], Any]]] = {
     "rows": rows.forward_rows,
     "columns": columns.forward_columns,
     "split": rows.forward_split,
     "transposed": rows.forward_transposed,
 }
-GRADIENTS: Final[Mapping[str, Callable[[GradientForm], Any]]] = {
+GRADIENTS: Final[Mapping[str, Callable[[forms.GradientForm], Any]]] = {
     "rows": rows.gradient_rows,
     "columns": columns.gradient_columns,
     "split": rows.gradient_split,
@@ -109,9 +97,9 @@ GRADIENTS: Final[Mapping[str, Callable[[GradientForm], Any]]] = {
 
 
 @cache
-def kernels_of(form: Form | GradientForm) -> tuple[Kernel, ...]:
+def kernels_of(form: forms.Form | forms.GradientForm) -> tuple[Kernel, ...]:
     """The kernels of a form, in the order of the steps."""
-    made = FORWARD[form.layout](form) if isinstance(form, Form) else GRADIENTS[form.layout](form)
+    made = FORWARD[form.layout](form) if isinstance(form, forms.Form) else GRADIENTS[form.layout](form)
     return made if isinstance(made, tuple) else (made,)
 
 
@@ -204,7 +192,7 @@ class _FusedSteps(ProgramSteps):
         *outer, (count, *steps) = arrangement.steps(tuple(shape), self.order, source_spec.strides, target_spec.strides)
         table = self.tables.add([word for loop in reversed(outer) for word in loop])
         self.add(
-            copy_runs,
+            columns.copy_runs,
             math.prod(size for size, *_ in outer),
             axes=len(outer),
             table=table,
@@ -243,9 +231,9 @@ class _FusedSteps(ProgramSteps):
         assert found is not None
         return found
 
-    def source(self, place: Place) -> Source:
+    def source(self, place: Place) -> forms.Source:
         loops = [word for loop in reversed(place.outer) for word in loop]
-        return Source(place.memory, self.tables.add([place.along_n, len(place.outer), *loops]))
+        return forms.Source(place.memory, self.tables.add([place.along_n, len(place.outer), *loops]))
 
     def result_of(self, name: str) -> Any:
         """A result as rows or columns; None if it is not wanted."""
@@ -266,18 +254,20 @@ class _FusedSteps(ProgramSteps):
         given += [tuple(sources[name] for each in group for name in each.operands) or 0 for group in self.formulas]
         numbers = (tuple(one for each in group for one in (each.alpha, each.beta)) or 0 for group in self.formulas)
         drops, specs = drops_elements(self.problem), self.problem.specs
-        form: Form | GradientForm
+        form: forms.Form | forms.GradientForm
         wanted: list[Place] = []
         if self.is_gradient:
             names = [gradient_name(each.operands[-1]) if each.operands else "" for each in self.formulas[2]]
             wanted = [place for name in names if (place := self.written(name))]
             given.append(tuple(map(self.source, wanted)) or 0)
-            form = GradientForm(self.operator, self.layout, *groups, drops, tuple(name in specs for name in names))
+            form = forms.GradientForm(
+                self.operator, self.layout, *groups, drops, tuple(name in specs for name in names)
+            )
         else:
             results = tuple(name for name in ("stats", "saved", "mask") if name in specs)
             # Sums keep what is rounded off their terms: for 2 ulp in place of 4, and where a sum is a result.
             exact = self.problem.attributes["accumulation"] == "strict" or "stats" in specs
-            form = Form(self.operator, self.layout, *groups, drops, results, exact)
+            form = forms.Form(self.operator, self.layout, *groups, drops, results, exact)
         packed = [(self.problem.outer, self.problem.n)], 1
         is_packed = all((each.outer, each.along_vector) == packed for each in (*places.values(), *wanted))
         self.add_kernels(form, is_packed, sources=tuple(given), numbers=tuple(numbers))
@@ -285,15 +275,15 @@ class _FusedSteps(ProgramSteps):
             self.copy(*each)
         return self.program(f"fused, {self.layout}, {self.workspace.precision}")
 
-    def add_kernels(self, form: Form | GradientForm, is_packed: bool, **arguments: Any) -> None:
+    def add_kernels(self, form: forms.Form | forms.GradientForm, is_packed: bool, **arguments: Any) -> None:
         """Add the kernels' steps. is_packed: whether the rows of all arrays but the results lie without gaps."""
         problem, kernels = self.problem, kernels_of(form)
         keeps = self.layout != "columns" or keeps_column(problem.n, self.lanes)
         stream = streams(problem.bytes) and keeps
         units, sizes = units_of(problem, self.layout, self.lanes, spare_columns(problem, self.result, stream))
         probability = problem.attributes["dropout"]
-        threshold = keep_threshold(probability) if probability else ALL_ARE_KEPT
-        dropout = DropoutState(problem[STATE] if form.drops else None, threshold)
+        threshold = keep_threshold(probability) if probability else forms.ALL_ARE_KEPT
+        dropout = forms.DropoutState(problem[STATE] if form.drops else None, threshold)
         # A row or strip takes its memory twice, for one that waits; strips that are written at once, once.
         n, width, private = problem.n, self.lanes, self.workspace.private
         size = {"rows": n + width, "split": BLOCK}.get(self.layout, (n + 1) * width)
@@ -302,13 +292,13 @@ class _FusedSteps(ProgramSteps):
         is_one = self.layout == "split" or (self.layout == "columns" and not stream)
         e = private(arrays * size)
         done, kept = e if is_one else private(arrays * second), private(size if form.drops else 0)
-        memory = Memory(e, done, kept, private(buffer_size(4) if self.layout == "rows" else 0))
+        memory = forms.Memory(e, done, kept, private(buffer_size(4) if self.layout == "rows" else 0))
         arguments |= {"n": n, "stream": stream, "memory": memory, "dropout": dropout, **sizes}
         arguments["inf_as_zero"] = problem.attributes.get("inf_as_zero", 0)
         results = [self.result_of(self.result)]
         arguments[self.result] = results[0]
         if not self.is_gradient:
-            kind = ColumnResults if self.layout == "columns" else RowResults
+            kind = forms.ColumnResults if self.layout == "columns" else forms.RowResults
             results += [self.result_of(name) for name in ("saved", "mask")]
             arguments["results"] = kind(*results[1:], self.result_of("stats"))
         if self.layout == "transposed":
@@ -319,10 +309,10 @@ class _FusedSteps(ProgramSteps):
             self.steps.append(shared_out(kernels[0], units, problem.bytes / units, arguments))
 
 
-def _formula(applied: Applied, places: dict[str, Place]) -> Formula:
+def _formula(applied: Applied, places: dict[str, Place]) -> forms.Formula:
     """The formula for which kernels are compiled; dropout's operand is no array."""
     along = tuple(places[name].along_vector == 1 for name in applied.operands)
-    return Formula(applied.name, (ALONG,) if applied.name == "dropout" else along)
+    return forms.Formula(applied.name, (forms.ALONG,) if applied.name == "dropout" else along)
 
 
 def _typed(memory: Any, spec: Spec) -> Any:

@@ -16,23 +16,6 @@ from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.compiler.words import CACHE_LINE
 from opgrad.cpu.kernels import indexing as kernels
-from opgrad.cpu.kernels.indexing import (
-    AHEAD,
-    HOT,
-    KEYS_BY_DIGIT,
-    MOST_SORTED,
-    AxisRange,
-    LineStrips,
-    Slices,
-    Sorted,
-    add_apart,
-    add_in_place,
-    copy_elements,
-    number_tuples,
-    scan_counts,
-    scatter_rows,
-    sum_sorted,
-)
 from opgrad.cpu.kernels.loops.fold import CHUNK
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.kernels.loops.rows import buffer_size
@@ -54,7 +37,7 @@ class Sorting:
         self.into, self.count = steps, count
         self.per_part = -(-count // max(1, min(MOST_PARTS, count // max(size, FEWEST_OF_PART))))
         parts, shared = ceil_div(count, self.per_part), steps.workspace.shared
-        self.starts, self.hot = shared(size + 1, "int64"), shared(HOT + 2, "int64")
+        self.starts, self.hot = shared(size + 1, "int64"), shared(kernels.HOT + 2, "int64")
         self.arguments = {"parts": parts, "count": count, "size": size, "starts": self.starts, "hot": self.hot}
         self.arguments["counts"] = shared(parts * size, "int32")
 
@@ -63,7 +46,7 @@ class Sorting:
         arguments = {**self.arguments, "source": source, "target": target}
         count_keys, move_positions = sort
         self.into.add_parts(count_keys, self.count, self.per_part, **arguments)
-        self.into.add_parts(scan_counts, **arguments)
+        self.into.add_parts(kernels.scan_counts, **arguments)
         self.into.add_parts(move_positions, self.count, self.per_part, **arguments)
 
 
@@ -99,11 +82,11 @@ def gather(problem: Problem) -> Program:
     steps, shape, axis = ProgramSteps(problem), problem.specs["x"].shape, problem.attributes["axis"].start
     pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     check_indices(steps, size)
-    copy_slices(steps, pre, Slices(math.prod(problem.specs["indices"].shape), size, post))
+    copy_slices(steps, pre, kernels.Slices(math.prod(problem.specs["indices"].shape), size, post))
     return steps.program(explain=wrong_index(problem, "gather", size))
 
 
-def copy_slices(steps: ProgramSteps, pre: int, slices: Slices) -> None:
+def copy_slices(steps: ProgramSteps, pre: int, slices: kernels.Slices) -> None:
     """Add the step that copies slices of x to y."""
     x, y, item = steps.problem["x"], steps.problem["y"], steps.problem.specs["x"].dtype.itemsize
     slice_bytes, units = slices.post * item, pre * slices.count
@@ -133,17 +116,18 @@ def gather_grad(problem: Problem) -> Program:
     check_indices(steps, size)
     if pre * size * post:
         check_count("gather_grad", count)
-        sum_slices(steps, pre, Slices(count, size, post))
+        sum_slices(steps, pre, kernels.Slices(count, size, post))
     return steps.program(explain=wrong_index(problem, "gather_grad", size))
 
 
 def check_count(operator: str, count: int) -> None:
     """Raise NotImplementedError if there are more slices than can be sorted."""
-    if count > MOST_SORTED:
-        raise NotImplementedError(f"{operator}: indices name {count} slices, expected at most {MOST_SORTED} on the CPU")
+    most = kernels.MOST_SORTED
+    if count > most:
+        raise NotImplementedError(f"{operator}: indices name {count} slices, expected at most {most} on the CPU")
 
 
-def sum_slices(steps: ProgramSteps, pre: int, slices: Slices) -> None:
+def sum_slices(steps: ProgramSteps, pre: int, slices: kernels.Slices) -> None:
     """Add the steps that sort the slices of dy by where they go, and sum them."""
     count, size, _ = slices
     if not count:
@@ -157,7 +141,7 @@ def sum_slices(steps: ProgramSteps, pre: int, slices: Slices) -> None:
     sum_hot_slices(steps, pre, slices, arguments)
 
 
-def sum_hot_slices(steps: ProgramSteps, pre: int, slices: Slices, arguments: dict[str, Any]) -> None:
+def sum_hot_slices(steps: ProgramSteps, pre: int, slices: kernels.Slices, arguments: dict[str, Any]) -> None:
     """Add the steps that sum the slices of dx that many slices go to.
 
     Where there are few columns, all of them of a piece of the addends: pieces stay in the second-level cache, and
@@ -168,7 +152,7 @@ def sum_hot_slices(steps: ProgramSteps, pre: int, slices: Slices, arguments: dic
     pieces = max(1, min(PIECES, count // SHORTEST_PIECE)) if pre * post <= FEW_COLUMNS else 1
     width = post if pieces > 1 else kernels.WIDE * steps.lanes
     strips = ceil_div(post, width)
-    sums = steps.workspace.shared(pre * HOT * pieces * post) if pieces > 1 else steps.problem["dx"]
+    sums = steps.workspace.shared(pre * kernels.HOT * pieces * post) if pieces > 1 else steps.problem["dx"]
     arguments = {**arguments, "pieces": pieces, "width": width, "strips": strips, "sums": sums}
     steps.add_parts(kernels.sum_hot_slices, pre * pieces * strips, **arguments)
     if pieces > 1:
@@ -191,7 +175,7 @@ class NumberedSteps(ProgramSteps):
         super().__init__(problem)
         self.numbers = self.workspace.shared(count, "int64")
         given = {"per_batch": count // max(batches, 1), "named": len(sizes), "sizes": self.tables.add(sizes)}
-        check(self, number_tuples, count, INDICES_PER_PART, numbers=self.numbers, **given)
+        check(self, kernels.number_tuples, count, INDICES_PER_PART, numbers=self.numbers, **given)
         self.tuples, self.operator, self.sizes = problem, operator, sizes
         self.problem = replace(problem, operands={**problem.operands, "indices": self.numbers})
         self.slices = batches * math.prod(sizes)
@@ -216,7 +200,7 @@ def gather_nd(problem: Problem) -> Program:
     if post == 1:
         copy_lines(steps, AxisLines((steps.slices,), (count,), 0, steps.tables))
     else:
-        copy_slices(steps, 1, Slices(count, steps.slices, post))
+        copy_slices(steps, 1, kernels.Slices(count, steps.slices, post))
     return steps.program(explain=steps.explain)
 
 
@@ -229,7 +213,7 @@ def _summed(steps: NumberedSteps, post: int, count: int) -> Program:
 
     Single elements are added where they go: sorting them first takes five times as long.
     """
-    slices = Slices(count, steps.slices, post)
+    slices = kernels.Slices(count, steps.slices, post)
     sparse = slices.size > FEW * count and count
     if slices.size * post and post == 1 and not sparse:
         sum_lines(steps, AxisLines((slices.size,), (count,), 0, steps.tables))
@@ -242,20 +226,20 @@ def _summed(steps: NumberedSteps, post: int, count: int) -> Program:
     return steps.program(explain=steps.explain)
 
 
-def sum_sorted_slices(steps: NumberedSteps, slices: Slices) -> None:
+def sum_sorted_slices(steps: NumberedSteps, slices: kernels.Slices) -> None:
     """Add the steps that zero dx and add the slices of dy, which are sorted by the numbers of those of dx."""
     count, size, post = slices
     bits = max(1, (size - 1).bit_length())
     digit = -(-bits // -(-bits // MOST_BITS))  # as short as the number of passes allows
     sorting, shared = Sorting(steps, count, 1 << digit), steps.workspace.shared
-    order, other_order = (shared(count + AHEAD, "int32") for _ in range(2))
-    source, target = Sorted(steps.numbers, order, 0), Sorted(shared(count, "int64"), other_order, 0)
+    order, other_order = (shared(count + kernels.AHEAD, "int32") for _ in range(2))
+    source, target = kernels.Sorted(steps.numbers, order, 0), kernels.Sorted(shared(count, "int64"), other_order, 0)
     steps.clear("dx")
     for shift in range(0, bits, digit):
-        sorting.add(KEYS_BY_DIGIT, source._replace(shift=shift), target)
+        sorting.add(kernels.KEYS_BY_DIGIT, source._replace(shift=shift), target)
         source, target = target, source
     slice_bytes = post * steps.problem.specs["dy"].dtype.itemsize
-    steps.add(sum_sorted, count, 2 * slice_bytes + 12, source=source, count=count, post=post)
+    steps.add(kernels.sum_sorted, count, 2 * slice_bytes + 12, source=source, count=count, post=post)
 
 
 # --- elements along an axis ----------------------------------------------------------------------------------------
@@ -282,10 +266,10 @@ class AxisLines:
         self.axes, self.table = len(others), tables.add(words)
         self.covers = all(indices[each] == x[each] for each in range(len(x)) if each != axis)
 
-    def strips(self, width: int) -> tuple[int, "LineStrips"]:
+    def strips(self, width: int) -> tuple[int, kernels.LineStrips]:
         """How many strips of `width` lines there are, and the kernels' argument about them."""
         strips = ceil_div(self.run, width)
-        bundle = LineStrips(strips, width, self.run, self.table, self.axes, self.n, self.size, *self.steps)
+        bundle = kernels.LineStrips(strips, width, self.run, self.table, self.axes, self.n, self.size, *self.steps)
         return self.rows * strips, bundle
 
 
@@ -327,7 +311,7 @@ def copy_lines(steps: ProgramSteps, lines: AxisLines) -> None:
         each = -(-lines.size // lines.n)
         arguments["asked"] = each if each * item <= CACHE_LINE else 0
     unit_bytes = count / (strips * blocks) * (2 * item + problem.specs["indices"].dtype.itemsize)
-    steps.add(copy_elements, strips * blocks, unit_bytes, x=x, y=y, **arguments)
+    steps.add(kernels.copy_elements, strips * blocks, unit_bytes, x=x, y=y, **arguments)
 
 
 def _width(lines: AxisLines, item: int) -> int:
@@ -344,10 +328,10 @@ def sum_lines(steps: ProgramSteps, lines: AxisLines) -> None:
         return
     strips, bundle = lines.strips(_width(lines, 4))
     if lines.n == 1 or (lines.n <= CHUNK and dx.dtype.itemsize > 2):
-        steps.add(add_in_place, strips, lines=bundle)
+        steps.add(kernels.add_in_place, strips, lines=bundle)
         return
     most, private = lines.size * bundle.width, steps.workspace.private
-    steps.add(add_apart, strips, lines=bundle, total=private(most), compensation=private(most), most=most)
+    steps.add(kernels.add_apart, strips, lines=bundle, total=private(most), compensation=private(most), most=most)
 
 
 # --- ranges --------------------------------------------------------------------------------------------------------
@@ -365,12 +349,12 @@ def slice_grad(problem: Problem) -> Program:
     blocks, given = ceil_div(n, BLOCK), {"columns": _axis_range(row), "x": problem["dy"], "y": problem["dx"]}
     given |= {"rows": rows, "picked": _axis_range(chosen), "table": table, "axes": len(loops)}
     stream = streams(problem.bytes) and row.step == 1
-    steps.add(scatter_rows, size // n * blocks, blocks=blocks, n=n, stream=stream, **given)
+    steps.add(kernels.scatter_rows, size // n * blocks, blocks=blocks, n=n, stream=stream, **given)
     return steps.program()
 
 
-def _axis_range(taken: range) -> AxisRange:
-    return AxisRange(taken.start, taken.step, len(taken))
+def _axis_range(taken: range) -> kernels.AxisRange:
+    return kernels.AxisRange(taken.start, taken.step, len(taken))
 
 
 def _joined(shape: Sequence[int], taken: Sequence[range]) -> tuple[list[tuple[int, range]], tuple[int, range]]:

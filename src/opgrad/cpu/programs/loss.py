@@ -9,14 +9,6 @@ from opgrad.contract.signature import Problem, wrong_label
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.cross_entropy import loss as loss_kernels
-from opgrad.cpu.kernels.cross_entropy.loss import (
-    LossReduction,
-    Samples,
-    add_losses,
-    dense_gradient,
-    dense_loss,
-    write_losses,
-)
 from opgrad.cpu.kernels.distillation import FORWARD, JENSEN_SHANNON, REVERSE
 from opgrad.cpu.kernels.gemm import BLOCK_ROWS, Matrix, ProductSizes
 from opgrad.cpu.kernels.loops.map import BLOCK
@@ -60,11 +52,11 @@ def softmax_cross_entropy(problem: Problem) -> Program:
     unit_bytes = 3 * n * problem.specs["logits"].dtype.itemsize
     parts = ceil_div(samples, units_per_part(max(samples, 1), unit_bytes))
     divisor, sums = samples if reduction == "mean" else 1.0, steps.workspace.shared(parts, "float64")
-    into = LossReduction(reduction == "none", False, divisor, Scratch(), sums)
+    into = loss_kernels.LossReduction(reduction == "none", False, divisor, Scratch(), sums)
     given = {"logits": Rows(problem["logits"], n), "y": Rows(problem["log_prob"], n), "options": problem["labels"]}
-    given["samples"] = Samples(None, None, problem["loss"])
-    steps.add(dense_loss, samples, unit_bytes, n=n, reduction=into, **given)
-    steps.add_parts(add_losses, parts=parts, reduction=into)
+    given["samples"] = loss_kernels.Samples(None, None, problem["loss"])
+    steps.add(loss_kernels.dense_loss, samples, unit_bytes, n=n, reduction=into, **given)
+    steps.add_parts(loss_kernels.add_losses, parts=parts, reduction=into)
     return steps.program()
 
 
@@ -76,7 +68,7 @@ def softmax_cross_entropy_grad(problem: Problem) -> Program:
     blocks = ceil_div(length, BLOCK)
     unit_bytes = 3 * min(length, BLOCK) * problem.specs["log_prob"].dtype.itemsize
     inverse = 1.0 / samples if reduction == "mean" and samples else 1.0
-    steps.add(dense_gradient, rows * blocks, unit_bytes, blocks=blocks, n=length, inverse=inverse)
+    steps.add(loss_kernels.dense_gradient, rows * blocks, unit_bytes, blocks=blocks, n=length, inverse=inverse)
     return steps.program()
 
 
@@ -142,7 +134,7 @@ def _by_chunks(problem: Problem, operator: str) -> Program:
         for first in range(0, tokens, rows):
             count = min(rows, tokens - first)
             add_product(steps, to_logits, ProductSizes(count, classes, size), x, w, logits, (first, 0))
-            samples = Samples(*(each.moved(first) for each in labels), problem["loss"])
+            samples = loss_kernels.Samples(*(each.moved(first) for each in labels), problem["loss"])
             given = {"logits": logits, "y": logits, "samples": samples, "options": options, "stream": 0}
             into = reduction._replace(each=False, sums=sums.moved(first))
             steps.add_parts(kernel, count, n=classes, reduction=into, **given)
@@ -153,7 +145,7 @@ def _by_chunks(problem: Problem, operator: str) -> Program:
         for name, wanted in (("dx", with_gradient), ("loss", reduction.each)):
             if wanted:
                 steps.clear(name)
-    last = write_losses if reduction.each else add_losses
+    last = loss_kernels.write_losses if reduction.each else loss_kernels.add_losses
     steps.add_parts(last, parts=tokens if rows else 0, reduction=reduction._replace(each=False))
     return steps.program(explain=wrong_label(problem, operator))
 

@@ -9,21 +9,8 @@ from opgrad.contract import DTYPES
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
-from opgrad.cpu.kernels import normalization
+from opgrad.cpu.kernels import normalization as kernels
 from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK
-from opgrad.cpu.kernels.normalization import (
-    SAMPLES,
-    STRIP,
-    TILE,
-    BlockSums,
-    ColumnKernels,
-    ColumnStrips,
-    Differentiated,
-    GradientKernels,
-    Normalized,
-    PlaneKernels,
-    Planes,
-)
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime.plan import Program, ceil_div, round_up
 
@@ -55,7 +42,7 @@ def _forward(problem: Problem, kernel: Kernel) -> Program:
     return steps.program()
 
 
-def _backward(problem: Problem, kernels: GradientKernels) -> Program:
+def _backward(problem: Problem, layer: kernels.GradientKernels) -> Program:
     steps, (rows, n) = ProgramSteps(problem), _sizes(problem)
     if not n:
         return steps.program()
@@ -63,27 +50,27 @@ def _backward(problem: Problem, kernels: GradientKernels) -> Program:
     blocks, step = ceil_div(rows, per_block), round_up(n, steps.lanes)
     arguments = {"rows": rows, "n": n, "per_block": per_block, "blocks": blocks, "coefficients": None}
     arguments |= {"sums": Rows(steps.workspace.shared(blocks * 2 * step), step), **_statistics(problem)}
-    if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * normalization.ROW_STRIP):
+    if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * kernels.ROW_STRIP):
         per_row = ceil_div(n, BLOCK)  # threads share a row
         partial_sums, coefficients = steps.workspace.shared(2 * rows * per_row), steps.workspace.shared(2 * rows)
         arguments |= {"per_row": per_row, "partial": partial_sums, "coefficients": coefficients}
-        steps.add_parts(kernels.row_sums, rows * per_row, **arguments)
-        steps.add_parts(normalization.row_coefficients, **arguments)
-        steps.add(kernels.strips, blocks * ceil_div(n, normalization.ROW_STRIP), **arguments)
+        steps.add_parts(layer.row_sums, rows * per_row, **arguments)
+        steps.add_parts(kernels.row_coefficients, **arguments)
+        steps.add(layer.strips, blocks * ceil_div(n, kernels.ROW_STRIP), **arguments)
     else:
-        steps.add(kernels.rows, blocks, **arguments)
+        steps.add(layer.rows, blocks, **arguments)
     dbias = problem.operands.get("dbias")
-    steps.add_parts(kernels.add_blocks, n, normalization.ROW_STRIP, **arguments, dbias=dbias)
+    steps.add_parts(layer.add_blocks, n, kernels.ROW_STRIP, **arguments, dbias=dbias)
     return steps.program()
 
 
 def layer_normalization(problem: Problem) -> Program:
-    return _forward(problem, normalization.LAYER if problem["bias"] is not None else normalization.LAYER_NO_BIAS)
+    return _forward(problem, kernels.LAYER if problem["bias"] is not None else kernels.LAYER_NO_BIAS)
 
 
-simplified_layer_normalization = partial(_forward, kernel=normalization.SIMPLIFIED)
-layer_normalization_grad = partial(_backward, kernels=normalization.LAYER_GRADIENT)
-simplified_layer_normalization_grad = partial(_backward, kernels=normalization.SIMPLIFIED_GRADIENT)
+simplified_layer_normalization = partial(_forward, kernel=kernels.SIMPLIFIED)
+layer_normalization_grad = partial(_backward, layer=kernels.LAYER_GRADIENT)
+simplified_layer_normalization_grad = partial(_backward, layer=kernels.SIMPLIFIED_GRADIENT)
 
 
 # --- batch normalization -------------------------------------------------------------------------------------------
@@ -91,18 +78,18 @@ simplified_layer_normalization_grad = partial(_backward, kernels=normalization.S
 
 def batch_norm_internal(problem: Problem) -> Program:
     trains = problem.attributes["training_mode"]
-    steps = _BatchSteps(problem, ("x", "y"), Normalized, normalization.BY_PLANES, normalization.BY_COLUMNS)
+    steps = _BatchSteps(problem, ("x", "y"), kernels.Normalized, kernels.BY_PLANES, kernels.BY_COLUMNS)
     if trains and steps.elements:
         steps.by_channels()
     else:
-        steps.add_parts(normalization.take_statistics, **steps.arguments, empty=trains)
+        steps.add_parts(kernels.take_statistics, **steps.arguments, empty=trains)
         steps.written()
     return steps.program()
 
 
 def batch_normalization_grad(problem: Problem) -> Program:
     steps = _BatchSteps(
-        problem, ("dy", "x", "dx"), Differentiated, normalization.BY_PLANES_BACKWARD, normalization.BY_COLUMNS_BACKWARD
+        problem, ("dy", "x", "dx"), kernels.Differentiated, kernels.BY_PLANES_BACKWARD, kernels.BY_COLUMNS_BACKWARD
     )
     if not steps.elements:
         steps.clear("dscale")
@@ -125,14 +112,16 @@ class _BatchSteps(ProgramSteps):
         problem: Problem,
         names: Sequence[str],
         given: type[Any],
-        by_planes: PlaneKernels,
-        by_columns: ColumnKernels,
+        by_planes: kernels.PlaneKernels,
+        by_columns: kernels.ColumnKernels,
     ):
         super().__init__(problem)
         samples, channels, *plane = problem.specs["x"].shape
         size, self.by_planes, self.by_columns = math.prod(plane), by_planes, by_columns
         self.is_short = size < self.lanes
-        self.planes = Planes(samples, channels, size, ceil_div(size, TILE), max(1, TILE // max(size, 1)))
+        self.planes = kernels.Planes(
+            samples, channels, size, ceil_div(size, kernels.TILE), max(1, kernels.TILE // max(size, 1))
+        )
         self.elements = samples * size
         *self.read, written = (problem[name] for name in names)
         self.table = self._rows(by_planes.numbers, channels)
@@ -142,13 +131,13 @@ class _BatchSteps(ProgramSteps):
         self.arguments["given"] = given(**{name: values.get(name) for name in given._fields})
         if self.is_short:
             self.columns = columns = channels * size
-            blocks, strips = ceil_div(samples, SAMPLES), ceil_div(columns, STRIP)
+            blocks, strips = ceil_div(samples, kernels.SAMPLES), ceil_div(columns, kernels.STRIP)
             self.units, self.joined = blocks * strips, self._rows(2, columns)
             wide: Any = self._rows(by_planes.numbers, columns)
             numbers = [Rows(wide.data.moved(row * wide.step), 0) for row in range(by_planes.numbers)]
             operands = (*(Rows(each, columns) for each in self.read), *numbers)
             self.arguments |= {"operands": operands, "wide": wide, "joined": self.joined}
-            self.arguments |= {"shape": ColumnStrips(samples, columns, strips), "blocks": blocks}
+            self.arguments |= {"shape": kernels.ColumnStrips(samples, columns, strips), "blocks": blocks}
             self.arguments["partial"] = self._rows(2 * blocks, columns)
 
     def _rows(self, count: int, n: int) -> Rows:
@@ -158,7 +147,7 @@ class _BatchSteps(ProgramSteps):
 
     def widen(self, table: Rows, rows: int) -> None:
         """Add the step that repeats the first rows of a table for every column of their channels."""
-        self.add_parts(normalization.widen, **{**self.arguments, "table": table, "rows": rows})
+        self.add_parts(kernels.widen, **{**self.arguments, "table": table, "rows": rows})
 
     def by_channels(self) -> None:
         """Add the steps for sums over each channel, for what follows from them, and for the elements.
@@ -170,14 +159,14 @@ class _BatchSteps(ProgramSteps):
         if not planes.channels:
             return
         if self.is_short:
-            sums = BlockSums(self.joined.data, 1, 0, size, size, self.joined.step)
+            sums = kernels.BlockSums(self.joined.data, 1, 0, size, size, self.joined.step)
             block = planes._replace(size=1, tiles=1, per_block=planes.samples)
             self.add(self.by_columns.sum_blocks, self.units, **self.arguments)
-            self.add_parts(self.by_columns.join_blocks, self.columns, STRIP, **self.arguments)
+            self.add_parts(self.by_columns.join_blocks, self.columns, kernels.STRIP, **self.arguments)
             self.add_parts(self.by_planes.join_blocks, **{**self.arguments, "planes": block, "sums": sums})
         else:
             blocks = ceil_div(planes.samples * planes.tiles, planes.per_block)
-            sums = BlockSums(self.workspace.shared(2 * planes.channels * blocks), blocks, 2, 2 * blocks, 1, 1)
+            sums = kernels.BlockSums(self.workspace.shared(2 * planes.channels * blocks), blocks, 2, 2 * blocks, 1, 1)
             read_bytes = len(self.read) * self.elements * DTYPES[self.problem["x"].dtype].itemsize
             if planes.channels >= FEW_CHANNELS and read_bytes <= CHANNEL_BYTES:
                 self.add(self.by_planes.whole_channels, planes.channels, **self.arguments, sums=sums)

@@ -9,8 +9,6 @@ from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels import quantized as kernels
-from opgrad.cpu.kernels.gemm import Matrix, ProductSizes
-from opgrad.cpu.kernels.quantized import Scales, Weights, Zeros
 from opgrad.cpu.programs.building import ProductSteps
 from opgrad.cpu.programs.indexing import check_indices
 from opgrad.cpu.runtime.plan import Address, Program, round_up
@@ -32,9 +30,9 @@ def quantized_matmul_grad(problem: Problem) -> Program:
     depth, columns = (problem.attributes[name] for name in ("N", "K"))
     rows = math.prod(shapes["dy"][:-1])
     if rows * columns:
-        dy, dx = Matrix(problem["dy"], depth, 1), Rows(problem["dx"], columns)
+        dy, dx = gemm.Matrix(problem["dy"], depth, 1), Rows(problem["dx"], columns)
         weights = weights_of(steps, OPERATOR)
-        add_product(steps, kernel_of(problem), ProductSizes(rows, columns, depth), dy, weights, dx)
+        add_product(steps, kernel_of(problem), gemm.ProductSizes(rows, columns, depth), dy, weights, dx)
     return steps.program(explain=explain)
 
 
@@ -47,8 +45,8 @@ def kernel_of(problem: Problem, transposed: bool = False) -> Kernel:
 def add_product(
     steps: ProductSteps,
     kernel: Kernel,
-    sizes: ProductSizes,
-    a: Matrix,
+    sizes: gemm.ProductSizes,
+    a: gemm.Matrix,
     b: Any,
     c: Rows,
     first: tuple[int, int] = (0, 0),
@@ -64,14 +62,14 @@ def add_product(
     steps.add_parts(kernel, units, sizes=sizes, a=a, b=b, c=c, **blocks, **memory)
 
 
-def weights_of(steps: ProductSteps, operator: str) -> Weights:
+def weights_of(steps: ProductSteps, operator: str) -> kernels.Weights:
     """The quantized weights of a problem. Raises ValueError for zero points that do not fit."""
     problem, add_table = steps.problem, steps.tables.add
     sizes = quantized({"b": problem.specs["b"].shape}, dict(problem.attributes))
     bits, zeros, given = problem.attributes["bits"], problem["zero_points"], problem.operands.get("g_idx")
     signed = problem.attributes["signed"] and problem["b"].dtype != "int8"
     limit = 1 << (bits - 1 if signed else bits)
-    scales = Scales(problem["scales"], sizes.blocks[1], sizes.row_block, sizes.column_block)
+    scales = kernels.Scales(problem["scales"], sizes.blocks[1], sizes.row_block, sizes.column_block)
     kind, row = kernels.NO_ZEROS, 0
     if zeros:
         packed = zeros.dtype == "uint8" and bits < BYTE
@@ -85,7 +83,7 @@ def weights_of(steps: ProductSteps, operator: str) -> Weights:
             raise ValueError(f"{operator}: zero_points is packed, expected floats, as column_block is 1")
     nothing = Address(add_table([0.0], steps.workspace.precision), steps.workspace.precision)
     groups: Any = given or Address(add_table([0], "int32"), "int32")
-    zero_points = Zeros(zeros or nothing, kind, row, bits, problem.attributes["zero_point"])
+    zero_points = kernels.Zeros(zeros or nothing, kind, row, bits, problem.attributes["zero_point"])
     lines: Any = steps.workspace.private(kernels.space(steps.lanes))
     packed_bytes = problem["b"], sizes.row_bytes, bits, limit
-    return Weights(*packed_bytes, scales, zero_points, groups, int(given is not None), 0, lines)  # type: ignore[arg-type]
+    return kernels.Weights(*packed_bytes, scales, zero_points, groups, int(given is not None), 0, lines)  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import several as kernels
 from opgrad.cpu.kernels.arithmetic import copy_words
 from opgrad.cpu.kernels.loops.map import BLOCK
-from opgrad.cpu.kernels.several import ByteRows
 from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.runtime.plan import Program, ceil_div, streams
 
@@ -19,19 +18,21 @@ from opgrad.cpu.runtime.plan import Program, ceil_div, streams
 SHORTEST_PAST: Final = 512
 
 
-def _copy(steps: ProgramSteps, rows: int, size: int, x: ByteRows, y: ByteRows) -> None:
+def _copy(steps: ProgramSteps, rows: int, size: int, x: kernels.ByteRows, y: kernels.ByteRows) -> None:
     """Add the step that copies so many rows of so many bytes, past the cache where they are long enough."""
     blocks, unit_bytes = ceil_div(size, kernels.COPY_BYTES), 2 * min(size, kernels.COPY_BYTES)
     past = size >= SHORTEST_PAST and size % 4 == 0 and streams(steps.problem.bytes)
     steps.add(kernels.copy_rows, rows * blocks, unit_bytes, blocks=blocks, size=size, x=x, y=y, stream=past)
 
 
-def _byte_rows(problem: Problem, name: str, offset: int, step: int) -> ByteRows:
+def _byte_rows(problem: Problem, name: str, offset: int, step: int) -> kernels.ByteRows:
     operand: Any = Operand(problem[name].number, "float32")
-    return ByteRows(operand, offset, step)
+    return kernels.ByteRows(operand, offset, step)
 
 
-def _concatenated(problem: Problem, whole: str, parameter: str) -> Iterator[tuple[int, int, ByteRows, ByteRows]]:
+def _concatenated(
+    problem: Problem, whole: str, parameter: str
+) -> Iterator[tuple[int, int, kernels.ByteRows, kernels.ByteRows]]:
     """For each array of the parameter: the number of its rows, their bytes, the rows, and the rows in the whole."""
     axis, spec = problem.attributes["axis"].start, problem.specs[whole]
     unit = math.prod(spec.shape[axis + 1 :]) * spec.dtype.itemsize  # bytes of a slice along the axis
