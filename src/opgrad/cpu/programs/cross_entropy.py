@@ -64,15 +64,15 @@ LOSS_ONLY = Loss(
 GRAD = {"rows": loss.grad_rows, "columns": loss.grad_columns}
 
 
-def loss_program(problem: Problem, operator: str, loss: Loss, by_sample: bool = False) -> Program:
+def loss_program(problem: Problem, operator: str, kind: Loss, by_sample: bool = False) -> Program:
     steps = ProgramSteps(problem)
     samples = loss.Samples(*add_labels(steps, by_sample), problem["loss"])
-    layout = layout_of(problem, loss.kernels, loss.limits)
-    kernel, loops = loss.kernels[layout], loops_of(problem, layout, logits=problem["logits"], y=problem[loss.result])
+    layout = layout_of(problem, kind.kernels, kind.limits)
+    kernel, loops = kind.kernels[layout], loops_of(problem, layout, logits=problem["logits"], y=problem[kind.result])
     parts = loops.step(kernel).parts if problem.outer * problem.inner else 0
     reduction = reduction_of(problem, steps.workspace.shared(parts, "float64"))
     if parts:
-        memory = _private(steps.workspace, loops, layout, loss is FUSED)
+        memory = _private(steps.workspace, loops, layout, kind is FUSED)
         steps.add_loops(loops, kernel, samples=samples, reduction=reduction, **memory)
     steps.add_parts(loss.add_losses, parts=parts, reduction=reduction)
     return steps.program(explain=wrong_label(problem, operator))
@@ -93,9 +93,9 @@ def _private(workspace: Workspace, loops: Loops, layout: str, fused: bool) -> di
     return {"buffer": workspace.private(width + more), "options": loss.Caching(keep, loops.arguments["stream"])}
 
 
-softmax_cross_entropy_loss = partial(loss_program, operator="softmax_cross_entropy_loss", loss=LOSS)
-softmax_cross_entropy_loss_only = partial(loss_program, operator="softmax_cross_entropy_loss_only", loss=LOSS_ONLY)
-softmax_cross_entropy_loss_and_grad = partial(loss_program, operator="softmax_cross_entropy_loss_and_grad", loss=FUSED)
+softmax_cross_entropy_loss = partial(loss_program, operator="softmax_cross_entropy_loss", kind=LOSS)
+softmax_cross_entropy_loss_only = partial(loss_program, operator="softmax_cross_entropy_loss_only", kind=LOSS_ONLY)
+softmax_cross_entropy_loss_and_grad = partial(loss_program, operator="softmax_cross_entropy_loss_and_grad", kind=FUSED)
 
 
 def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
