@@ -25,23 +25,7 @@ from opgrad.cpu.compiler.words import (
     store_word,
     structure,
 )
-from opgrad.cpu.runtime.abi import (
-    COUNT,
-    DATA,
-    DTYPE,
-    FIELDS,
-    FLAGS,
-    LIST_ITEMS,
-    OWN_WORDS,
-    RANK,
-    SHAPE,
-    SIZE,
-    STRIDES,
-    TUPLE_ITEMS,
-    TYPE,
-    VALUE,
-    OwnWords,
-)  # fmt: skip
+from opgrad.cpu.runtime import abi
 from opgrad.cpu.runtime.plan import FEW, OVERLAP, Plan, may_overlap, run_plan
 from opgrad.cpu.runtime.pool import STACK_WORDS, give, take
 
@@ -158,12 +142,12 @@ def _is_array(array: int, value: Value) -> bool:
     """Whether an array has the type, dtype, flags, rank, sizes and strides of the value."""
     layout, flags = at(Layout, value.layout), value.flags
     rank, sizes = layout.rank, layout.sizes
-    as_planned = load_word(array + TYPE, 0) == value.type
+    as_planned = load_word(array + abi.TYPE, 0) == value.type
     if as_planned:
-        as_planned = load_word(array + DTYPE, 0) == layout.dtype and load_i32(array + RANK, 0) == rank
-        as_planned &= load_i32(array + FLAGS, 0) & flags == flags
+        as_planned = load_word(array + abi.DTYPE, 0) == layout.dtype and load_i32(array + abi.RANK, 0) == rank
+        as_planned &= load_i32(array + abi.FLAGS, 0) & flags == flags
     if as_planned:
-        shape, strides = load_word(array + SHAPE, 0), load_word(array + STRIDES, 0)
+        shape, strides = load_word(array + abi.SHAPE, 0), load_word(array + abi.STRIDES, 0)
         for axis in range(rank):
             as_planned &= load_word(shape, axis) == load_word(sizes, axis)
             as_planned &= load_word(strides, axis) == load_word(sizes, rank + axis)
@@ -175,19 +159,21 @@ def _is_number(functions: Functions, found: int, value: Value) -> bool:
     """Whether an object has exactly the number's type, one of Python's own, and equals the number."""
     if found == value.object:
         return True
-    if load_word(found + TYPE, 0) != value.type:
+    if load_word(found + abi.TYPE, 0) != value.type:
         return False
     if value.kind == FLOAT:
-        return load_word(found + VALUE, 0) == value.bits
+        return load_word(found + abi.VALUE, 0) == value.bits
     return call_address(functions.PyObject_RichCompareBool, found, value.object, EQ) & 0xFFFFFFFF == 1
 
 
 @inline
 def _is_sequence(found: int, value: Value, items: int) -> bool:
     """Whether an object has this type and length; if so, write the address of its items to the table of containers."""
-    if load_word(found + TYPE, 0) != value.type or load_word(found + SIZE, 0) != value.length:
+    if load_word(found + abi.TYPE, 0) != value.type or load_word(found + abi.SIZE, 0) != value.length:
         return False
-    store_word(items, value.inside, found + TUPLE_ITEMS if value.kind == TUPLE else load_word(found + LIST_ITEMS, 0))
+    store_word(
+        items, value.inside, found + abi.TUPLE_ITEMS if value.kind == TUPLE else load_word(found + abi.LIST_ITEMS, 0)
+    )
     return True
 
 
@@ -209,8 +195,8 @@ def fits(functions: Functions, torch: int, found: int, value: Value, items: int)
         return found == load_word(load_word(items, value.other_container), value.other_index)
     if kind in (RECORD, INTEGER):
         if kind == RECORD:
-            store_word(items, value.inside, found + FIELDS)
-        return load_word(found + TYPE, 0) == value.type
+            store_word(items, value.inside, found + abi.FIELDS)
+        return load_word(found + abi.TYPE, 0) == value.type
     return _is_number(functions, found, value)
 
 
@@ -257,7 +243,7 @@ def collect(functions: Functions, new: int, set_item: int, results: int, count: 
 
 @inline
 def _is_tensor(functions: Functions, torch: Torch, found: int, value: Value) -> bool:
-    if load_word(found + TYPE, 0) != value.type:
+    if load_word(found + abi.TYPE, 0) != value.type:
         return False
     handle = found + torch.handle
     if load_word(load_word(handle, 0) + torch.keys, 0) != value.keys:
@@ -318,7 +304,7 @@ def is_watched(functions: Functions, torch: Torch, watchers: int) -> bool:
 def data_of(torch: int, array: int) -> int:
     """The address of the elements of an array or, if `torch` is not 0, of a tensor; 0 for one without memory."""
     if torch == 0:
-        return load_word(array + DATA, 0)
+        return load_word(array + abi.DATA, 0)
     known, found = at(Torch, torch), stack_words(1)
     if call_address(known.get_data, array + known.handle, found) & 0xFFFFFFFF:
         return 0
@@ -420,7 +406,7 @@ def _find(table: Table, positional: int, named: int, names: int, items: int) -> 
 def _fits(table: Table, entry: Entry, named: int, names: int, items: int) -> bool:
     """Whether the arguments are those of the entry."""
     for number in range(named):
-        if load_word(names + TUPLE_ITEMS, number) != load_word(entry.names, number):
+        if load_word(names + abi.TUPLE_ITEMS, number) != load_word(entry.names, number):
             return False
     for number in range(entry.values):
         value = at(Value, entry.first_value, number)
@@ -578,7 +564,7 @@ def _apply(functions: Functions, entry: Entry, items: int) -> int:
         store_word(arguments, number, found)
     answer = call_address(functions.PyObject_Vectorcall, entry.apply, arguments, entry.operands, 0)
     if answer and entry.item != NONE:
-        chosen = load_word(answer + TUPLE_ITEMS, entry.item)
+        chosen = load_word(answer + abi.TUPLE_ITEMS, entry.item)
         call_address(functions.Py_IncRef, chosen)
         call_address(functions.Py_DecRef, answer)
         return chosen
@@ -615,10 +601,10 @@ def _has_raised(functions: Functions) -> bool:
 @native(4)
 def call(function: int, arguments: int, count: int, names: int) -> int:
     """The function that CPython calls: function(*arguments[:count], and the arguments behind them by these names)."""
-    table = at(Table, at(OwnWords, function + OWN_WORDS).table)
-    functions, positional, named = at(Functions, table.functions), count & COUNT, 0
+    table = at(Table, at(abi.OwnWords, function + abi.OWN_WORDS).table)
+    functions, positional, named = at(Functions, table.functions), count & abi.COUNT, 0
     if names:
-        named = load_word(names + SIZE, 0)
+        named = load_word(names + abi.SIZE, 0)
     items = stack_words(CONTAINERS)
     store_word(items, 0, arguments)
     address = _find(table, positional, named, names, items)
