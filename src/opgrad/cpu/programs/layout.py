@@ -237,13 +237,16 @@ def spare_columns(problem: Problem, result: str, stream: bool) -> int:
 
 
 def column_lanes(problem: Problem, result: str) -> int:
-    """The elements of the vectors in which columns are computed: a whole line of the result if arrays are large.
+    """The elements of the vectors in which columns are computed: a whole line of the result if arrays are large, or if
+    its strips are lines.
 
-    With registers of 32 bytes, softmax of 16 x 1000 x 56 x 56 along axis 1 took 12 ms instead of 44 in float16. Results
-    that stay in the cache would gain nothing: there softmax_grad in bfloat16 took 1.3 times as long.
+    With registers of 32 bytes, softmax of 16 x 1000 x 56 x 56 along axis 1 took 12 ms instead of 44 in float16; in the
+    cache softmax of 64 x 4096 bfloat16 along axis 0 took 0.15 ms instead of 0.25, softmax_grad 0.12 instead of 0.19,
+    but of 64 x 100 x 33 along axis 1, whose strips share lines, 0.31 instead of 0.19.
     """
-    large, dtype = problem.bytes * CACHE_PARTS > LARGE, precision(problem)
-    return line_lanes(dtype, problem.specs[result].dtype.itemsize) if large else vector_lanes(dtype)
+    dtype, itemsize = precision(problem), problem.specs[result].dtype.itemsize
+    whole = problem[result].n * itemsize % CACHE_LINE == 0 or problem.bytes * CACHE_PARTS > LARGE
+    return line_lanes(dtype, itemsize) if whole else vector_lanes(dtype)
 
 
 def gradient_lanes(problem: Problem, layout: str) -> int:
@@ -260,14 +263,16 @@ def gradient_lanes(problem: Problem, layout: str) -> int:
 def is_crowded(problem: Problem, width: int) -> bool:
     """Whether a column's lines share so few sets of a cache that they do not stay in it, though a panel's buffer does.
 
-    Softmax of 1000 x 4096 bfloat16 along axis 0 took 0.34 ns an element in panels, 0.60 in strips, with registers of 32
-    bytes 0.45 and 0.85; of float32 0.37 and 0.48, 0.5 and 0.64. Where x came from memory, panels took 0.65 to 0.9 of
-    the time. 8 x 128 x 32 x 32 float32 along axis 1 took 0.38 and 0.57, but columns of 21 elements 1.2 times as long in
-    panels. So did arrays beyond the cache with registers of 64 bytes: strips write one while they read the next.
+    Softmax of 1000 x 4096 bfloat16 along axis 0 took 0.34 ns an element in panels, 0.60 in strips; of float32 0.37 and
+    0.48, with registers of 32 bytes 0.5 and 0.64. There strips of bfloat16 are two vectors, and whole lines: on Zen 3
+    they took 0.8 ns, panels 1.8. Where x came from memory, panels took 0.65 to 0.9 of the time. 8 x 128 x 32 x 32
+    float32 along axis 1 took 0.38 and 0.57, but columns of 21 elements 1.2 times as long in panels. So did arrays
+    beyond the cache with registers of 64 bytes: strips write one while they read the next.
     """
-    step = problem["x"].n * problem.specs["x"].dtype.itemsize
-    crowded = problem.n * math.gcd(step, SETS_BYTES) >= CROWDED * SETS_BYTES
-    return crowded and keeps_column(problem.n, width) and not streams(problem.bytes)
+    itemsize = problem.specs["x"].dtype.itemsize
+    crowded = problem.n * math.gcd(problem["x"].n * itemsize, SETS_BYTES) >= CROWDED * SETS_BYTES
+    whole = vector_lanes(precision(problem)) * itemsize >= CACHE_LINE
+    return crowded and whole and keeps_column(problem.n, width) and not streams(problem.bytes)
 
 
 def keeps_column(n: int, width: int) -> bool:
