@@ -364,8 +364,14 @@ def _documented(op: Operator) -> str:
         ((name, result),) = op.results.items()
         returned = f"\nReturns {name}, {result.as_in.replace('the shape', 'of the shape and dtype')}."
     if "Raises " not in returned:
-        returned += "\nRaises TypeError, ValueError."
+        number = next((number for name, number in NUMBERS_IN.items() if name in op.inputs), None)
+        also = f", also for {number} out of range, naming the first one, before anything is written"
+        returned += f"\nRaises TypeError, ValueError{also if number and op.support != ON_SHARDS else ''}."
     return arguments + returned + formula + rest
+
+
+# What each of an input's numbers is, for inputs that are checked number by number.
+NUMBERS_IN = {"labels": "a label", "indices": "an index", "position_ids": "a position", "g_idx": "a block in g_idx"}
 
 
 def _statements(op: Operator) -> dict[str, str]:

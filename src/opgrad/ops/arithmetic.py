@@ -46,7 +46,7 @@ def reduce_sum_training(
     noop_with_empty_axes: without axes, copy x.
 
     Returns y of the dtype of x. Floats are added in float32 (float64 for float64) in an order that depends on the shape
-    alone, and rounded once; integers wrap around. Raises TypeError for a wrong dtype, ValueError for a wrong axis.
+    alone, and rounded once; integers wrap around.
 
     Formula: y = sum(x) over axes. Source: com.microsoft ReduceSumTraining.
 

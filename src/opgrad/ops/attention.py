@@ -517,9 +517,6 @@ def rotary_embedding(
     num_heads: H, for x of three dimensions; otherwise it need not be given.
     layout: "BHLD" or "BLHD", the axes of x if it has four.
 
-    Returns y, of the shape and dtype of x. Raises TypeError, ValueError, the latter for a position out of range, too,
-    naming the first one, before anything is written.
-
     Formula: y[a] = x[a] * cos - x[b] * sin; y[b] = x[b] * cos + x[a] * sin. Source: ONNX RotaryEmbedding, of which
     RotaryEmbeddingTraining is the node in com.microsoft here.
 
@@ -554,8 +551,6 @@ def rotary_embedding_grad(
     dy: gradient with respect to the output, of the shape of x; float32, float64, float16 or bfloat16.
     cos_cache, sin_cache, position_ids, interleaved, rotary_embedding_dim, num_heads, layout: as given to
         rotary_embedding, the tables of the dtype of dy.
-
-    Returns dx, of the shape and dtype of dy. Raises TypeError, ValueError, as rotary_embedding.
 
     Formula: dx[a] = dy[a] * cos + dy[b] * sin; dx[b] = dy[b] * cos - dy[a] * sin. Source: the gradient of ONNX
     RotaryEmbedding, of which RotaryEmbeddingGrad is the node in com.microsoft here.

@@ -147,10 +147,9 @@ def conv_grad(
         (all beginnings, then all ends); empty: strides and dilations of 1, no pads, the windows of w. pads count with
         auto_pad NOTSET alone.
 
-    Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy. Sums are
-    formed in float32 (float64 for float64). Zeros around x and dy are multiplied like all else, so a number in x or w
-    that is not finite may show in more of its channel's sums than it stands in.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape or attribute.
+    Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy. Sums are formed
+    in float32 (float64 for float64). Zeros around x and dy are multiplied like all else, so a number in x or w that is
+    not finite may show in more of its channel's sums than it stands in.
 
     Formula: dx[n, c, i] = sum of w[m, c, k] * dy[n, m, o], dw[m, c, k] = sum of x[n, c, i] * dy[n, m, o] over all
     windows o that have i as element k, db[m] = sum of dy[n, m, o]. Source: com.microsoft ConvGrad.
@@ -202,10 +201,9 @@ def conv_transpose_grad(
         pads, the windows of w, no more than they reach. pads count with auto_pad NOTSET and no output_shape alone,
         which may have N and M before the axes, too.
 
-    Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy. Sums are
-    formed in float32 (float64 for float64). Zeros around x and dy are multiplied like all else, so a number in dy or w
-    that is not finite may show in more of its channel's sums than it stands in.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape or attribute.
+    Returns (dx, dw, db), or those in needs, of the shapes (x.shape, w.shape, (M,)) and the dtype of dy. Sums are formed
+    in float32 (float64 for float64). Zeros around x and dy are multiplied like all else, so a number in dy or w that is
+    not finite may show in more of its channel's sums than it stands in.
 
     Formula: window i has its element k at o = i * stride - pad + k * dilation; dx[n, c, i] = sum of w[c, m, k] *
     dy[n, m, o] over all k and m of the group, dw[c, m, k] = sum of x[n, c, i] * dy[n, m, o] over all windows i and n,

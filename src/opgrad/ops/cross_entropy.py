@@ -106,8 +106,6 @@ def softmax_cross_entropy_loss(
     out_dtype: the dtype of both results, or a tuple with one for each; None: that of logits.
 
     Returns (loss, log_prob): loss of shape labels.shape or (), log_prob = log_softmax(logits, 1).
-    Raises TypeError for a wrong dtype; ValueError for a wrong shape, or a label outside [0, C) that is not
-    ignored, naming the first one, before anything is written.
 
     Formula: loss_i = -weight[label_i] * log_prob[i, label_i]; log_prob = log_softmax(logits, 1). Source: ONNX
     SoftmaxCrossEntropyLoss-13, com.microsoft SoftmaxCrossEntropyLossInternal.
@@ -139,9 +137,7 @@ def softmax_cross_entropy_loss_only(
     out_dtype: the dtype of the loss; None: that of logits.
     out: where to write the loss.
 
-    Returns loss, of shape labels.shape for reduction "none", else (). Raises TypeError for a wrong dtype;
-    ValueError for a wrong shape, or a label outside [0, C) that is not ignored, naming the first one, before
-    anything is written.
+    Returns loss, of shape labels.shape for reduction "none", else ().
 
     Formula: loss_i = -weight[label_i] * log_softmax(logits, 1)[i, label_i]. Source: ONNX
     SoftmaxCrossEntropyLoss-13 without its second output.
@@ -184,9 +180,7 @@ def softmax_cross_entropy_loss_grad(
     bias: added to the result, in the shape of log_prob; None: nothing.
     out_dtype: the dtype of the result; None: that of log_prob.
 
-    Returns dlogits, of the shape of log_prob; exactly 0 (+ bias) for ignored samples and where the mean's
-    divisor is 0. Raises TypeError for a wrong dtype; ValueError for a wrong shape or label, before anything
-    is written.
+    Returns dlogits, of the shape of log_prob; exactly 0 (+ bias) for ignored samples and where the mean's divisor is 0.
 
     Formula: dlogits[i, k] = weight[label_i] * dy_i * (exp(log_prob[i, k]) - [k == label_i]) / W, where W is
     the sum of the samples' weights for "mean", else 1. Source: com.microsoft SoftmaxCrossEntropyLossGrad,
@@ -229,8 +223,6 @@ def softmax_cross_entropy_loss_and_grad(
     out_dtype: as there; ("float32", "bfloat16") stores the loss in float32, the gradient in bfloat16.
 
     Returns (loss, dlogits). For reduction "none" dlogits is the gradient of the sum of the losses.
-    Raises TypeError for a wrong dtype; ValueError for a wrong shape, or a label outside [0, C) that is not
-    ignored, naming the first one, before anything is written.
 
     Formula: dlogits[i, k] = weight[label_i] * (softmax(logits)[i, k] - [k == label_i]) / W, where W is the
     sum of the samples' weights for "mean", else 1. Source: ONNX
@@ -299,9 +291,7 @@ def sample_losses(
     softcap: at least 0; bounds logits to (-softcap, softcap); 0: none. temperature: above 0; divides them then.
 
     Returns (loss, lse, log_prob, entropy, predicted), each of the shape of labels; float32, or float64 for float64,
-    predicted int64. predicted is the first NaN of the logits or the first of the largest. Raises TypeError for a wrong
-    dtype; ValueError for a wrong shape or option, or a label outside [0, C) that is not ignored, before anything is
-    written.
+    predicted int64. predicted is the first NaN of the logits or the first of the largest.
 
     Formula: lse = log(sum(exp(z))), log_prob = z[label] - lse, entropy = lse - sum(p * z),
     loss = sum(weight * q * (lse - z)), where terms with weight * q = 0 count 0.
@@ -344,8 +334,8 @@ def sample_losses_and_grad(
     dlse, dlse_square: with respect to lse, and to its square, of which the z-loss is made; None: 0.
     dlog_prob, dentropy: with respect to log_prob and entropy; None: 0.
 
-    Returns (loss, lse, log_prob, entropy, predicted, dlogits), dlogits of the shape and dtype of logits, exactly 0
-    for ignored samples. Raises what sample_losses raises.
+    Returns (loss, lse, log_prob, entropy, predicted, dlogits), dlogits of the shape and dtype of logits, exactly 0 for
+    ignored samples.
 
     Formula: dz = p * (dloss * sum(weight * q) + dlse + 2 * lse * dlse_square - dlog_prob + dentropy * (lse - entropy
     - z)) - dloss * weight * q + dlog_prob * onehot(label), dlogits = dz times the slope of z.
@@ -424,9 +414,8 @@ def cross_entropy_shard(
     moment: whether the fifth statistic is computed.
 
     Returns statistics of shape (4, N) or (5, N), float64 for float64 logits, else float32: the largest logit (-inf
-    without classes), the sum of exp(z - largest) (0 where all are -inf), the logit of the label (0 if that is no
-    class of the shard), the sum of weight * z and, with moment, the sum of exp(z - largest) * z.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape or a temperature of 0.
+    without classes), the sum of exp(z - largest) (0 where all are -inf), the logit of the label (0 if that is no class
+    of the shard), the sum of weight * z and, with moment, the sum of exp(z - largest) * z.
 
     Formula: z = softcap * tanh(logits / softcap) / temperature; M = max_r(max[r]) over all shards r;
     lse = M + log(sum_r(sum[r] * exp(max[r] - M))).
@@ -470,7 +459,6 @@ def cross_entropy_shard_grad(
         of the label (b), the sum of weight * z (c) and the mean of z (e); to a belongs e * (1 - mean).
 
     Returns dlogits, of the shape and dtype of logits; exactly 0 where a, b, c and e are 0, whatever the logits are.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape or a temperature of 0.
 
     Formula: p = exp(z[i, k] - m[i] - log_s[i]);
     dlogits[i, k] = (p * (a[i] + e[i] * z[i, k]) + b[i] * [k + first == labels[i]] + c[i] * weight[k]) * dz/dx;

@@ -47,8 +47,6 @@ def gather(x: X, indices: Indices, axis: Axis = 0, *, check: bool = False, out: 
     axis: the axis of x that indices pick from.
 
     Returns y of shape x.shape[:axis] + indices.shape + x.shape[axis+1:], of the dtype of x.
-    Raises TypeError for a wrong dtype, ValueError for a wrong axis or an index outside [-s, s), naming the
-    first one, before anything is written.
 
     Formula: y[.., j, ..] = x[.., indices[j], ..]. Source: ONNX Gather.
 
@@ -110,9 +108,8 @@ def gather_grad(
     sparse: return the rows of dx that indices name, int64 and rising, and these rows alone, as a tuple; for NumPy's
         arrays and axis 0, without out. What they take depends on indices, not on the size of the table.
 
-    Returns dx of the given shape and dy's dtype. The slices are added in float32 (float64 for float64), in
-    an order that depends on nothing but the arguments. Raises TypeError for a wrong dtype, ValueError for a wrong
-    shape or axis or an index outside [-s, s), naming the first one, before anything is written.
+    Returns dx of the given shape and dy's dtype. The slices are added in float32 (float64 for float64), in an order
+    that depends on nothing but the arguments.
 
     Formula: dx = 0; dx[.., indices[j], ..] += dy[.., j, ..]. Source: com.microsoft GatherGrad.
 
@@ -201,8 +198,6 @@ def gather_elements(
     axis: the axis of x along which indices pick.
 
     Returns y of the shape of indices and the dtype of x.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape or axis or an index outside [-s, s), naming the
-    first one, before anything is written.
 
     Formula: y[.., j, ..] = x[.., indices[.., j, ..], ..]. Source: ONNX GatherElements.
 
@@ -244,9 +239,8 @@ def gather_elements_grad(
     indices: as given to gather_elements; int32 or int64.
     axis: the axis of x along which indices picked.
 
-    Returns dx of the given shape and dy's dtype. The elements are added in float32 (float64 for float64), in an
-    order that depends on nothing but the arguments. Raises TypeError for a wrong dtype, ValueError for a wrong
-    shape or axis or an index outside [-s, s), naming the first one, before anything is written.
+    Returns dx of the given shape and dy's dtype. The elements are added in float32 (float64 for float64), in an order
+    that depends on nothing but the arguments.
 
     Formula: dx = 0; dx[.., indices[.., j, ..], ..] += dy[.., j, ..]. Source: com.microsoft GatherElementsGrad.
 
@@ -291,8 +285,6 @@ def gather_nd(x: X, indices: Tuples, batch_dims: int = 0, *, out: Array | None =
     batch_dims: how many leading axes of x and indices are walked together; 0 to below the dimensions of both.
 
     Returns y of shape indices.shape[:-1] + x.shape[batch_dims+k:], of the dtype of x.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape or batch_dims or an index outside [-s, s),
-    naming the first one, before anything is written.
 
     Formula: y[b.., j..] = x[b.., *indices[b.., j..]]. Source: ONNX GatherND.
 
@@ -334,8 +326,7 @@ def gather_nd_grad(
     batch_dims: as given to gather_nd.
 
     Returns dx of the given shape and dy's dtype. The slices are added in float32 (float64 for float64), in an order
-    that depends on nothing but the arguments. Raises TypeError for a wrong dtype, ValueError for a wrong shape or
-    batch_dims or an index outside [-s, s), naming the first one, before anything is written.
+    that depends on nothing but the arguments.
 
     Formula: dx = 0; dx[b.., *indices[b.., j..]] += dy[b.., j..]. Source: com.microsoft GatherNDGrad.
 
@@ -385,7 +376,6 @@ def slice_grad(
     steps: from one place to the next, negative ones backwards, none 0; all 1 if None.
 
     Returns dx of the given shape and dy's dtype.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape, axis or step, or for lists of different length.
 
     Formula: dx = 0; dx[start:end:step, ..] = dy. Source: com.microsoft SliceGrad.
 

@@ -141,8 +141,6 @@ def sparse_softmax_cross_entropy(
         is 0).
 
     Returns (loss, log_prob): loss of shape labels.shape or (), log_prob = log_softmax(logits).
-    Raises TypeError for a wrong dtype; ValueError for a wrong shape, or a label outside [0, C), naming the first one,
-    before anything is written.
 
     Formula: loss_i = -weight_i * log_prob[i, label_i]; log_prob = log_softmax(logits). Source: ONNX Runtime's
     SparseSoftmaxCrossEntropy, which adds the losses up with reduction "none", too.
@@ -184,8 +182,7 @@ def sparse_softmax_cross_entropy_grad(
     log_prob: the second result of the forward function, shape (…, C). It is not normalised again.
     labels, weight, reduction: as given to the forward function.
 
-    Returns dlogits, of the shape and dtype of log_prob; 0 where the mean's divisor is 0. Raises TypeError for a wrong
-    dtype; ValueError for a wrong shape or label, before anything is written.
+    Returns dlogits, of the shape and dtype of log_prob; 0 where the mean's divisor is 0.
 
     Formula: dlogits[i, k] = weight_i * dy_i * (exp(log_prob[i, k]) - [k == label_i]) / W, where W is the sum of the
     weights for "mean", else 1. Source: ONNX Runtime's SparseSoftmaxCrossEntropyGrad, which takes the first dy for all
@@ -343,8 +340,6 @@ def linear_cross_entropy_loss(
     ignore_index: the label of tokens that do not count.
 
     Returns the loss, float32 (float64 for float64); 0 if no token counts. Logits are computed in float32.
-    Raises TypeError, ValueError, the latter for a label out of range, too, naming the first one, before anything is
-    written.
 
     Formula: loss = sum(weight * (log(sum(exp(z))) - z[label])) / W, z = x @ w.T, W = sum(weight) for "mean", else 1.
     Source: torch.nn.functional.linear_cross_entropy; LinearCrossEntropyLoss is the node in com.microsoft here.
@@ -375,8 +370,7 @@ def linear_cross_entropy_loss_and_grad(
     x, b, labels, scales, zero_points, weight, N, K, bits, row_block, column_block, transB, signed, zero_point,
     reduction, ignore_index: as linear_cross_entropy_loss takes them.
 
-    Returns (loss, dx), dx of the shape and dtype of x, 0 for ignored tokens. Raises TypeError, ValueError, as
-    linear_cross_entropy_loss.
+    Returns (loss, dx), dx of the shape and dtype of x, 0 for ignored tokens.
 
     Formula: dx = weight * (softmax(z) - onehot(label)) @ w / W, z = x @ w.T, W = sum(weight) for "mean", else 1.
     Source: torch.nn.functional.linear_cross_entropy; LinearCrossEntropyLossAndGrad is the node in com.microsoft here.

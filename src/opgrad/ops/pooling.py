@@ -71,9 +71,8 @@ def max_pool_grad(
     shape: the shape of MaxPool's input x, with the images and channels of dy.
     storage_order: as given to MaxPool; 1: each channel's elements are counted with the first axis fastest.
 
-    Returns dx of the given shape and dy's dtype. What several windows give one element is added in float32 (float64
-    for float64) in the order of dy. Raises TypeError for a wrong dtype, ValueError for a wrong shape or an index
-    outside its image and channel, naming the first one, before anything is written.
+    Returns dx of the given shape and dy's dtype. What several windows give one element is added in float32 (float64 for
+    float64) in the order of dy.
 
     Formula: dx = 0; dx[indices[j]] += dy[j]. Source: ai.onnx MaxPoolGrad.
 
@@ -113,8 +112,7 @@ def average_pool_grad(
 
     Returns dx of the given shape and dy's dtype, 0 where there is no window; sums are formed in float32 (float64 for
     float64). With count_include_pad a window's elements on the padding count, those beyond it do not, as in
-    onnxruntime's AveragePool; its original gradient divides by the whole window there. Raises TypeError for a wrong
-    dtype, ValueError for a wrong shape or attribute.
+    onnxruntime's AveragePool; its original gradient divides by the whole window there.
 
     Formula: dx[i] = sum of dy[o] / (elements of window o) over the windows o that i is in.
     Source: ai.onnx AveragePoolGrad.
@@ -331,10 +329,9 @@ def resize_grad(
     mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias, axes,
     keep_aspect_ratio_policy: as given to Resize. A policy other than stretch needs the scales that came of it.
 
-    Returns dx, of the shape of x and the dtype of dy. Sums are formed in float32 (float64 for float64). Coordinates
-    are those of onnxruntime, which has them in float32: the gradient is that of the neighbours that it took. What lies
+    Returns dx, of the shape of x and the dtype of dy. Sums are formed in float32 (float64 for float64). Coordinates are
+    those of onnxruntime, which has them in float32: the gradient is that of the neighbours that it took. What lies
     outside of the region of tf_crop_and_resize came from no element of x. The original knew four axes and mode linear.
-    Raises TypeError for a wrong dtype, ValueError for shapes and attributes that do not go together.
 
     Formula: y[o] = sum of w[o, i] * x[i] over all i; dx[i] = sum of w[o, i] * dy[o] over all o; along several axes the
     weights are products. Source: com.microsoft ResizeGrad.

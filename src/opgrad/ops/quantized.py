@@ -107,7 +107,6 @@ def quantized_matmul_grad(
     signed: whether the integers are two's complement. zero_point: what they have where zero_points is None.
 
     Returns dx of shape [.., K] and the dtype of dy, summed in float32 (float64 for float64).
-    Raises TypeError, ValueError, the latter for a block in g_idx that is out of range, too, before anything is written.
 
     Formula: dx = dy @ w, w = (b - zero_points) * scales. Source: the gradient of com.microsoft MatMulNBits, and of
     ONNX MatMul with a result of DequantizeLinear; QuantizedMatMulGrad is the node in com.microsoft here.

@@ -50,7 +50,6 @@ def softmax(
     Returns y, or a tuple: y, then the log-sum-exp, the saved probabilities and dropout's mask as asked for. The order
     of operations is logit_scale, where, softmax, result_scale, dropout, post_ops, out_scale, rounding. A NaN or +inf
     makes its whole row NaN, as does a row of -inf.
-    Raises TypeError for a wrong dtype or attribute, ValueError for a wrong axis, shape, value or out.
 
     Formula: y = exp(x - max(x)) / sum(exp(x - max(x))). Source: ONNX Softmax-13; oneDNN's softmax primitive.
 
@@ -85,7 +84,6 @@ def log_softmax(
     save: also return the log-probabilities before result_scale, which log_softmax_grad takes as y.
 
     Returns y, or a tuple as softmax. A NaN or +inf makes its whole row NaN, as does a row of -inf.
-    Raises TypeError for a wrong dtype or attribute, ValueError for a wrong axis, shape, value or out.
 
     Formula: y = x - max(x) - log(sum(exp(x - max(x)))). Source: ONNX LogSoftmax-13; oneDNN's softmax primitive.
 
