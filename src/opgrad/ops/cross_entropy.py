@@ -222,7 +222,7 @@ def softmax_cross_entropy_loss_and_grad(
     is written once, and nothing else of their size is allocated.
     out_dtype: as there; ("float32", "bfloat16") stores the loss in float32, the gradient in bfloat16.
 
-    Returns (loss, dlogits). For reduction "none" dlogits is the gradient of the sum of the losses.
+    Returns (loss, dlogits), dlogits of the shape of logits, for reduction "none" the gradient of the sum of the losses.
 
     Formula: dlogits[i, k] = weight[label_i] * (softmax(logits)[i, k] - [k == label_i]) / W, where W is the
     sum of the samples' weights for "mean", else 1. Source: ONNX
