@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, keep
-from opgrad.onnx.graph.nodes import attributes_of, needed, read_by, rename_inputs
+from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, keep, opset_of
+from opgrad.onnx.graph.nodes import attributes_of, names_in, needed, read_by, rename_inputs
 from opgrad.onnx.rules.attention import in_sequences, of_sequences
 from opgrad.onnx.rules.node import Node, NoGradient, sizes_of
 
@@ -21,8 +21,8 @@ PAST = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7), "Attention"
 KEPT = ("mask", "type", "segment")  # parts of the names of an encoder's inputs, which are of the tokens' shape
 COPIES = ("Cast", "Identity")
 WRITES = ("ScatterND", "ScatterElements", "TensorScatter", "IndexPut")  # into a cache of a fixed length
-SCOPE = "without_caches/"
-POSITIONS = f"{SCOPE}positions"  # the value with the place of each token in its row
+SCOPE = "without_caches"  # what the names of nodes in the places of inputs begin with
+COUNTS = "CumSum"  # the operator that gives each token its place in its row
 
 
 def without_caches(
@@ -37,7 +37,7 @@ def without_caches(
     model = copied(source)
     graph = model.graph
     _drop_past(graph, tokens)
-    _normalize_apart(graph)
+    _normalize_apart(model)
     if not is_encoder:
         _keep_all_tokens(model, logits)
     keep(graph.output, [each for each in graph.output if each.name == logits])
@@ -50,8 +50,8 @@ def without_caches(
     for each in others:
         writer.replace(each)
     keep(graph.input, [each for each in graph.input if each.name in own & (read | {tokens})])
-    graph.initializer.extend(writer.constants)
-    keep(graph.node, [*writer.nodes, *graph.node])
+    graph.initializer.extend(writer.body.initializers)
+    keep(graph.node, [*writer.body.nodes, *graph.node])
     keep(graph.initializer, [each for each in graph.initializer if each.name in read_by(graph.node)])
     return model
 
@@ -76,30 +76,25 @@ def _drop_past(graph: onnx.GraphProto, tokens: str) -> None:
             node.input.pop()
 
 
-def _normalize_apart(graph: onnx.GraphProto) -> None:
+def _normalize_apart(model: onnx.ModelProto) -> None:
     """Write the norms of queries and keys that GroupQueryAttention has in itself for GPUs as nodes."""
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
+    body, nodes = GraphBody(opset_of(model), names_in(model.graph)), list[onnx.NodeProto]()
+    for node in model.graph.node:
         inputs = [*node.input, *[""] * 16]
         if node.op_type == "GroupQueryAttention" and inputs[14] and inputs[1]:
             given = attributes_of(node)
             norm = {"axis": -1, "epsilon": given.get("qk_norm_epsilon", 1e-6), "stash_type": 1}
+            body.scope(f"{SCOPE}/{node.name}")
             for place, heads in enumerate((given["num_heads"], given["kv_num_heads"])):
-                x, scope = inputs[place], f"{SCOPE}{node.name}/{'qk'[place]}_norm"
-                for name, sizes in (("heads", [0, 0, heads, -1]), ("flat", [0, 0, -1])):
-                    graph.initializer.append(numpy_helper.from_array(np.array(sizes), f"{scope}/{name}"))
-                nodes += [
-                    helper.make_node("Reshape", [x, f"{scope}/heads"], [f"{scope}/by_heads"], f"{scope}/Reshape"),
-                    helper.make_node("SimplifiedLayerNormalization", [f"{scope}/by_heads", inputs[14 + place]],
-                                     [f"{scope}/normal"], scope, **norm),
-                    helper.make_node("Reshape", [f"{scope}/normal", f"{scope}/flat"], [f"{scope}/y"], f"{scope}/back"),
-                ]  # fmt: skip
-                node.input[place] = f"{scope}/y"
-                node.input[14 + place] = ""
+                x, scale = Value(body, inputs[place]).reshape([0, 0, heads, -1]), Value(body, inputs[14 + place])
+                y = body.node("SimplifiedLayerNormalization", x, scale, **norm).reshape([0, 0, -1])
+                node.input[place], node.input[14 + place] = y.name, ""
             while not node.input[-1]:
                 node.input.pop()
-        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
-    keep(graph.node, nodes)
+            nodes, body.nodes = nodes + body.nodes, []
+        nodes.append(copied(node))
+    keep(model.graph.node, nodes)
+    model.graph.initializer.extend(body.initializers)
 
 
 def _keep_all_tokens(model: onnx.ModelProto, logits: str) -> None:
@@ -118,68 +113,51 @@ def _keep_all_tokens(model: onnx.ModelProto, logits: str) -> None:
 
 
 class _CacheWriter:
-    """Nodes that compute what were inputs. tokens: the input of whose shape they are. what: names the model."""
+    """Writes values in the places of inputs. tokens: the input of whose shape they are. what: names the model."""
 
     def __init__(self, model: onnx.ModelProto, tokens: str, what: str):
-        self._graph, self._tokens, self._what = Graph(copied(model)), tokens, what
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = []
+        self._graph, self._what = Graph(copied(model)), what
+        self.body = GraphBody(self._graph.opset, self._graph.taken)
+        self.body.scope(SCOPE)
+        self._tokens = Value(self.body, tokens)
 
     def replace(self, value: onnx.ValueInfoProto) -> None:
-        kind, name = value.type.tensor_type, value.name
+        kind, name, body = value.type.tensor_type, value.name, self.body
         rank = len(kind.shape.dim)
         if "mask" in name and rank == 2:
-            self._node("Cast", [self._ones()], name, to=kind.elem_type)
-        elif "position" in name and rank in (1, 2):
-            places = self._positions()
-            if rank == 1:
-                first = self._constant(np.array(0, np.int64), f"{SCOPE}first")
-                places = self._node("Gather", [places, first], f"{SCOPE}row", axis=0)
-            self._node("Cast", [places], name, to=kind.elem_type)
+            found = self._ones()
+        elif "position" in name and rank == 1:
+            found = body.node("Gather", self._positions(), body.constant(np.array(0)), axis=0)
+        elif "position" in name and rank == 2:
+            found = self._positions()
         elif "position" in name and rank == 3 and kind.shape.dim[0].dim_value:
             # Of texts alone the places in time, height and width are the same.
-            first = self._constant(np.array([0], np.int64), f"{SCOPE}zero")
-            places = self._node("Unsqueeze", [self._positions(), first], f"{SCOPE}{name}/one")
-            every = self._node("Concat", [places] * kind.shape.dim[0].dim_value, f"{SCOPE}{name}/all", axis=0)
-            self._node("Cast", [every], name, to=kind.elem_type)
+            found = body.concat(*[self._positions().unsqueeze(0)] * kind.shape.dim[0].dim_value)
         elif "past" in name or "cache" in name:
-            self._empty(value)
+            found = self._empty(value)
         else:
             raise NotImplementedError(
                 f"{self._what} has the input {name!r}, expected tokens, masks, positions and caches"
             )
+        cast = helper.make_node("Cast", [found.name], [name], f"{SCOPE}/{name}/Cast", to=kind.elem_type)
+        body.nodes.append(cast)
 
-    def _node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """The value of this name, which a node computes that is written with its first use."""
-        if all(output not in node.output for node in self.nodes):
-            self.nodes.append(helper.make_node(op, inputs, [output], f"{SCOPE}{output}/{op}", **attributes))
-        return output
-
-    def _constant(self, value: np.ndarray, name: str) -> str:
-        if all(each.name != name for each in self.constants):
-            self.constants.append(numpy_helper.from_array(value, name))
-        return name
-
-    def _shape(self) -> str:
-        return self._node("Shape", [self._tokens], f"{SCOPE}shape")
-
-    def _ones(self) -> str:
+    def _ones(self) -> Value:
         one = helper.make_tensor("value", TensorProto.INT64, [1], [1])
-        return self._node("ConstantOfShape", [self._shape()], f"{SCOPE}ones", value=one)
+        return self.body.node("ConstantOfShape", self._tokens.shape(), value=one)
 
-    def _positions(self) -> str:
+    def _positions(self) -> Value:
         """The index of each token in its row."""
-        axis = self._constant(np.array(1, np.int64), f"{SCOPE}axis")
-        return self._node("CumSum", [self._ones(), axis], POSITIONS, exclusive=1)
+        return self.body.node(COUNTS, self._ones(), self.body.constant(np.array(1)), exclusive=1)
 
-    def _empty(self, value: onnx.ValueInfoProto) -> None:
+    def _empty(self, value: onnx.ValueInfoProto) -> Value:
         """A cache of which the axis of the past has no elements, or a state of zeros, which has no such axis.
 
         The graph tells the axis, along which keys are appended or whose length is read, and sizes the input lacks.
         """
         kind, axes = value.type.tensor_type, value.type.tensor_type.shape.dim
         sizes: list[int | None] = [each.dim_value if each.HasField("dim_value") else None for each in axes]
-        tokens = next(each for each in self._graph.graph.input if each.name == self._tokens).type.tensor_type
+        tokens = next(each for each in self._graph.graph.input if each.name == self._tokens.name).type.tensor_type
         batch = tokens.shape.dim[0].dim_param  # the name of the axis of the rows
         rows = next((axis for axis, each in enumerate(axes) if each.dim_param and each.dim_param == batch), None)
         rows = 0 if rows is None and sizes[:1] == [None] else rows
@@ -192,16 +170,11 @@ class _CacheWriter:
         if found.written or unknown:
             why = f"into which {found.written} writes" if found.written else f"whose axes {unknown} have unknown sizes"
             raise NotImplementedError(f"{self._what} has the cache {value.name!r}, {why}; expected one that grows")
-        shape = [np.array([size or 0], np.int64) for size in found.sizes]
-        parts = [self._constant(each, f"{SCOPE}size_{each[0]}") for each in shape]
+        parts = [self.body.ints([size or 0]) for size in found.sizes]
         if rows is not None:
-            zero = self._constant(np.array([0], np.int64), f"{SCOPE}zero")
-            parts[rows] = self._node("Gather", [self._shape(), zero], f"{SCOPE}{value.name}/rows", axis=0)
-        whole = self._constant(np.zeros(0, np.int64), f"{SCOPE}scalar")
-        if parts:
-            whole = self._node("Concat", parts, f"{SCOPE}{value.name}/shape", axis=0)
+            parts[rows] = self._tokens.shape(0, 1)
         nothing = helper.make_tensor("value", kind.elem_type, [1], [0])
-        self._node("ConstantOfShape", [whole], value.name, value=nothing)
+        return self.body.node("ConstantOfShape", self.body.concat(self.body.ints([]), *parts), value=nothing)
 
 
 class _Past:
@@ -265,11 +238,14 @@ def packed_rows(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
         helper.make_tensor_value_info(STARTS, TensorProto.INT64, [1, "bounds"]),
         helper.make_tensor_value_info(PLACES, TensorProto.INT64, ["batch", "length"]),
     ])  # fmt: skip
-    count = 0
+    count, own = (
+        0,
+        {node.output[0]: PLACES for node in graph.nodes() if node.op_type == COUNTS and node.name.startswith(SCOPE)},
+    )
     for node in list(graph.nodes()):
         write = WRITERS.get((domain_of(node), node.op_type))
         if write is None:
-            if node.op_type in MIXING and POSITIONS not in node.output:
+            if node.op_type in MIXING and node.output[0] not in own:
                 raise NotImplementedError(
                     f"{what}: {node.op_type} (node {node.name!r}) lets the tokens of a row act on each other; examples "
                     "can be packed where operators of attention alone do"
@@ -289,7 +265,7 @@ def packed_rows(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
     graph.graph.initializer.extend(body.initializers)
     graph.commit()
     for node in graph.graph.node:
-        rename_inputs(node, {POSITIONS: PLACES})
+        rename_inputs(node, own)
     return graph.model
 
 
