@@ -1,16 +1,15 @@
 """The normal form of a model that is trained, and its form for evaluation."""
 
 from collections.abc import Collection
-from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
 
 from opgrad.onnx.graph import conversion
+from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import (
     MICROSOFT,
-    comparable,
     copied,
     domain_of,
     free_name,
@@ -133,33 +132,23 @@ def guard_means(forward: Graph, operators: Collection[str] = LOSSES) -> None:
 
 def _guarded(forward: Graph, node: onnx.NodeProto, of_labels: int, of_loss: int) -> list[onnx.NodeProto]:
     """The sum of a loss, divided by the sum of the weights of the labels that count."""
-    labels, weights, loss, made = node.input[1], "".join(node.input[2:3]), node.output[0], list[onnx.NodeProto]()
-
-    def constant(what: str, value: float, kind: int) -> str:
-        name = free_name(f"{loss}.{what}", forward.taken)
-        forward.graph.initializer.append(helper.make_tensor(name, kind, (), [value]))
-        return name
-
-    def add(op: str, *inputs: str, **attributes: Any) -> str:
-        name = free_name(f"{loss}.{op}", forward.taken)
-        made.append(helper.make_node(op, inputs, [name], name, **attributes))
-        return name
-
-    counts, ignored = "", attributes_of(node).get("ignore_index")
+    loss, body = node.output[0], GraphBody(forward.opset, forward.taken)
+    body.scope(f"{loss}.mean")
+    labels, ignored = Value(body, node.input[1], of_labels), attributes_of(node).get("ignore_index")
+    weights = Value(body, node.input[2], of_loss) if any(node.input[2:3]) else None
     if ignored is None:
-        counts = add("Gather", weights, labels)
+        counts = body.node("Gather", weights, labels)
     else:
-        kind = comparable(of_labels, ignored)
-        compared = labels if kind == of_labels else add("Cast", labels, to=kind)
-        counted = add("Not", add("Equal", compared, constant("ignored", ignored, kind)))
-        counts = add("Cast", counted, to=of_loss)
-        if weights:
-            known = add("Mul", labels, add("Cast", counted, to=of_labels))
-            counts = add("Mul", add("Gather", weights, known), counts)
-    divisor = add("Max", add("ReduceSum", counts, keepdims=0), constant("least", least_divisor(of_loss), of_loss))
+        counted = ~labels.is_label(ignored)
+        counts = counted.cast(of_loss)
+        if weights is not None:
+            counts = body.node("Gather", weights, labels * counted.cast(of_labels)) * counts
+    least = body.number(least_divisor(of_loss), counts)
+    divisor = body.node("Max", counts.sum(keepdims=False), least)
+    forward.graph.initializer.extend(body.initializers)
     summed = copied(node)
-    summed.output[0] = free_name(f"{loss}.sum", forward.taken)
+    summed.output[0] = body.free(f"{loss}.sum")
     keep(summed.attribute, [each for each in node.attribute if each.name != "reduction"])
     summed.attribute.append(helper.make_attribute("reduction", "sum"))
-    mean = helper.make_node("Div", [summed.output[0], divisor], [loss], free_name(f"{loss}.mean", forward.taken))
-    return [*made, summed, mean]
+    mean = helper.make_node("Div", [summed.output[0], divisor.name], [loss], body.free(f"{loss}/Div"))
+    return [*body.nodes, summed, mean]
