@@ -170,8 +170,24 @@ def test_folders_of_what_is_written_are_made(tmp_path):
     words = "--epochs", 1, "--output", tmp_path / "run", "--export", tmp_path / "export" / "deep" / "x.onnx"
     assert cli("train", digits, *map(str, words))[0] == 0
     assert (tmp_path / "export" / "deep" / "x.onnx").is_file()
-    assert cli("step", digits, "-o", tmp_path / "none" / "x.onnx", "--momentum", "0.5")[0] == 1
-    assert not (tmp_path / "none").exists()
+    missing, wrong = tmp_path / "none" / "deep", ("--momentum", "0.5")
+    for words, out in (
+        (("step", digits, *wrong, "-o"), missing / "x.onnx"),
+        (("train", digits, "--momentum", "x", "--output", tmp_path / "run", "--export"), missing / "x.onnx"),
+        (("compile", tmp_path, "--for", "x86-64-v3", "-o"), missing / "x.pack"),
+    ):
+        assert cli(*words, out)[0] in (1, 2)
+        assert not missing.parent.exists()
+    file = digits / "recipe.toml"
+    for words in (
+        ("step", digits, "-o", file / "x.onnx"),
+        ("lower", digits / "training_model.onnx", "-o", file / "deep" / "x.onnx"),
+        ("artifacts", EXAMPLES / "digits_lstm" / "model.onnx", "--loss", "mse", "-o", file / "x"),
+        ("train", digits, "--output", tmp_path / "run", "--export", file / "x.onnx"),
+        ("compile", digits, "--for", "x86-64-v3", "-o", file / "x.pack"),
+    ):
+        status, text = cli(*words)
+        assert (status, f"{file} is a file, expected a folder" in text) == (1, True), text
 
 
 @pytest.mark.parametrize("command", [each.name or each.callback.__name__ for each in app.registered_commands])

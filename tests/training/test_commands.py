@@ -224,7 +224,7 @@ def test_what_cannot_be_trained_is_told_in_one_line(tmp_path):
         ("--data", rows): "it holds x, label, expected an array for the input 'labels'",
         ("--data", wide): "x has shape (30, 5), expected (batch, 4)",
         (): f"train: no data for {model}, expected --data or a dataset named in recipe.toml beside it",
-        ("--data", rows, "--export", rows / "deep" / "x.onnx"): f"{rows} is a file, expected a folder for --export",
+        ("--data", rows, "--export", rows / "deep" / "x.onnx"): f"{rows} is a file, expected a folder",
         ("--data", rows, "--validation", "much"): "validation is 'much', expected a number of rows or a fraction",
         ("--data", rows, "--freeze", "z*"): "--freeze has 'z*', which matches no weight",
     }
@@ -346,7 +346,10 @@ def test_output_is_tried_before_artifacts_are_made(tmp_path, monkeypatch):
     model, rows = saved(perceptron(), tmp_path), data(tmp_path / "rows.npz", x=(4,))
     (tmp_path / "file").write_text("")
     status, text = cli("train", model, "--data", rows, "--loss", "mse", "--output", tmp_path / "file" / "deep")
-    assert (status, text.strip()) == (1, f"opgrad: {tmp_path / 'file' / 'deep'}: Not a directory")
+    assert (status, text.strip()) == (
+        1,
+        f"opgrad: {tmp_path / 'file'} is a file, expected a folder for what is written",
+    )
 
 
 def test_batch_size_that_the_graphs_do_not_take(tmp_path):

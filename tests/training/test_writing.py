@@ -310,6 +310,21 @@ def test_what_is_no_regular_file_is_not_replaced(write, tmp_path):
     assert os.listdir(tmp_path) == [path.name]
 
 
+def test_a_missing_folder_is_named(tmp_path):
+    """Functions make no folders, unlike commands, and write nothing elsewhere."""
+    missing = tmp_path / "missing"
+    write_models = _artifacts, _exported, _step, _weights, _figures
+    for write in (*ONE_FILE, *(lambda path, write=write: write(path.parent, 0) for write in write_models)):
+        with pytest.raises(FileNotFoundError, match=f"there is no folder {missing}$"):
+            write(missing / "file.onnx")
+    with pytest.raises(FileNotFoundError, match=f"^export: there is no folder {missing}$"):
+        Trainer(_digits()).export(missing / "file.onnx")
+    (tmp_path / "file.onnx").symlink_to("missing/file.onnx")
+    with pytest.raises(FileNotFoundError, match=f"there is no folder {missing}$"):
+        _model(tmp_path / "file.onnx")
+    assert os.listdir(tmp_path) == ["file.onnx"]
+
+
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("write", ONE_FILE, ids=lambda write: write.__name__)
 def test_the_target_of_a_link_is_written(write, there, tmp_path):

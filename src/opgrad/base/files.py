@@ -116,11 +116,14 @@ def destination(path: Path) -> Path:
     """The file that is written where a user names this one: of a link that to which it leads.
 
     To be called before anything is computed. Raises IsADirectoryError for a folder, `NoFile` for another thing that is
-    no regular file, such as a device or a pipe.
+    no regular file, such as a device or a pipe, FileNotFoundError where its folder is missing.
     """
     with suppress(FileNotFoundError, NotADirectoryError):  # also of a link to a file that is not there yet
         _check_replaceable(path, os.stat(path))
-    return Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent if path.is_symlink() else path.parent}")
+    return target
 
 
 def check_destinations(folder: Path, names: Iterable[str]) -> None:
@@ -243,6 +246,8 @@ def _made(folder: Path) -> bool:
         folder.mkdir(0o700)
     except FileExistsError:
         return False
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no folder {folder.parent}") from None
     except BaseException:
         with suppress(OSError):
             folder.rmdir()

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
@@ -71,7 +72,7 @@ class CompileOptions:
         metavar="NAME,…",
     )
     program: str = opt("Program of a pack; default: none.", "--run", default="", metavar="'PROGRAM.py ARG…'")
-    output: Path | None = opt("Write the pack; default: none.", "--output", "-o", metavar="FILE")
+    output: Path | None = opt("Write the pack, whose folder is made; default: none.", "--output", "-o", metavar="FILE")
 
 
 @takes_groups
@@ -98,7 +99,8 @@ def compile_kernels(
     from opgrad.cli.compile import compile_all
 
     given = {**vars(options)}
-    compile_all([*(folders or []), *(given.pop("model") or [])], **given)
+    with nullcontext() if options.output is None else made_folder(options.output.absolute().parent):
+        compile_all([*(folders or []), *(given.pop("model") or [])], **given)
 
 
 TEXT_WIDTH = 200  # of a table in a file or a pipe

@@ -214,7 +214,10 @@ def make(
 
 @contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
-    """A folder that is there; what had to be made is gone after an error."""
+    """A folder that is there; what had to be made is gone after an error. Raises NotADirectoryError where a file is."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"{there} is a file, expected a folder for what is written")
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from opgrad.base.files import destination, replace_file
+from opgrad.base.files import check_regular, destination, replace_file
 from opgrad.base.limits import default_threads
 from opgrad.base.terminal import console
 from opgrad.contract import FLOATS, Operator
@@ -132,6 +132,7 @@ def compile_all(
         runs = [(name, work) for name, work in todo if work.function is compile_set]
         plans = [each for each in todo if each not in runs]
         if program:
+            check_regular(Path(shlex.split(program)[0]))
             runs.append((f"run {program}", Work(run_program, (program,))))
         counts = make(output, names, plans, runs, on_devices, count, screen)
         told = ", ".join(f"{count} kernels for {name}" for name, count in counts.items())
@@ -162,11 +163,17 @@ def _names(text: str) -> list[str]:
 def _work(
     folders: Sequence[Path], ops: Sequence[str], dtypes: Sequence[str], only: bool = False
 ) -> Iterator[tuple[str, Work]]:
-    """The work for artifact sets, and for operators unless only sets are named; only: operators must be named."""
+    """The work for artifact sets, and for operators unless only sets are named; only: operators must be named.
+
+    Raises what `ArtifactSet.load` raises, before a process is started.
+    """
     declared = public_operators()
     _check("operator", ops, declared)
     _check("dtype", dtypes, FLOATS)
     for folder in folders:
+        from opgrad.training import ArtifactSet
+
+        ArtifactSet.load(folder)
         yield str(folder.resolve()), Work(compile_set, (folder,))
     for name in ops or (() if folders or only else declared):
         for dtype in _taken(declared[name], dtypes or FLOATS):

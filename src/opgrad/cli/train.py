@@ -129,10 +129,8 @@ def train(
                 f"train: {', '.join(options)} {are} for an .onnx file; {path} is an artifact set, where this is settled"
             )
         if paths.export is not None:
+            stack.enter_context(made_folder(paths.export.absolute().parent))
             destination(paths.export)
-            there = next(each for each in paths.export.absolute().parents if each.exists())
-            if not there.is_dir():
-                raise NotADirectoryError(f"train: {there} is a file, expected a folder for --export {paths.export}")
         artifacts = ArtifactSet.load(path) if path.is_dir() else None
         output = paths.output or Path("runs") / (path.stem if artifacts is None else artifacts.name)
         resumption, recipe = _recipe(path, settings, paths, output, processes)
@@ -236,10 +234,9 @@ def _export(
 
     with parameters_kept(run.output):
         checkpoint = read_checkpoint(run.output / (LAST if run.best_epoch is None else BEST))
-        with made_folder(file.absolute().parent):
-            export_model(run.artifacts, checkpoint.parameters, outputs, file)
-            if finish is not None:
-                finish(file)
+        export_model(run.artifacts, checkpoint.parameters, outputs, file)
+        if finish is not None:
+            finish(file)
     names = ", ".join(each.name for each in outputs)
     screen.print(f"exported  {file}: the trained model, with the outputs {names}")
 

@@ -200,8 +200,7 @@ def lower_file(source: Path, target: Path, only: Collection[str] | None = None) 
     source: an ONNX model. target: the file to write; in the folder of the source if that keeps data in other files.
     only: the operators to lower, as for `lower`.
     Returns what became of the model. Raises what `lower` and `destination` raise, ValueError for a target in the wrong
-    folder,
-    FileNotFoundError for one in a folder that is not there.
+    folder.
     """
     target = destination(target)
     after = lower(source, operators=only)  # this checks the file
@@ -210,8 +209,6 @@ def lower_file(source: Path, target: Path, only: Collection[str] | None = None) 
     outside = any(uses_external_data(each) for each in tensors if isinstance(each, onnx.TensorProto))
     if outside and source.resolve().parent != target.resolve().parent:
         raise ValueError(f"{source} keeps data in other files, expected an output in {source.parent}")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {target.parent} to write {target.name} into")
     replace_file(target, after.SerializeToString())
     return _compared(before, after)
 

@@ -57,8 +57,6 @@ def write_inference_model(
 ) -> None:
     """`export_model` for a graph, the values of its inputs but those of a batch, and names of outputs."""
     declared = declared_outputs(source, outputs)
-    if not path.absolute().parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent}")
     _save(*_inference_model(source, source.graph.name or "inference", parameters, declared), path)
 
 

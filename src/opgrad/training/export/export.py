@@ -68,8 +68,8 @@ def export_step(
     form of plain operators.
     """
     target = Path(output)
-    if target.suffix != ".onnx" or not target.absolute().parent.is_dir():
-        raise ArgumentError("output", f"is {target}, expected a name that ends with .onnx, in a folder that is there")
+    if target.suffix != ".onnx":
+        raise ArgumentError("output", f"is {target}, expected a name that ends with .onnx")
     target = destination(target)
     check_destinations(target.parent, [f"{target.stem}{each}" for each in BESIDE])
     found = artifacts if isinstance(artifacts, ArtifactSet) else ArtifactSet.load(artifacts)

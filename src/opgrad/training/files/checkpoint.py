@@ -278,8 +278,6 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | PathLike[str], *, exter
     cannot hold, and if the values do not fit the one file that was asked for.
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent}")
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder")
     path, root = files.destination(path), _root(checkpoint)
