@@ -273,6 +273,10 @@ def test_transposes_of_a_weight_are_told(tmp_path, scale):
     model = build("g (float[n, 4] x) => (float[n, 4] y) { h = MatMul(x, w)  y = MatMul(h, v) }", {"w": w, "v": w.T})
     made = generate_artifacts(model, None, None, LossType.MSELoss, SGD, tmp_path)
     assert [each.split(",")[0] for each in made.notes] == ["'v' is the transpose of 'w'"][: scale > 0]
+    onnx.save(model, tmp_path / "model.onnx")
+    told = " ".join(cli("inspect", tmp_path / "model.onnx", columns=300)[1].split())
+    assert told.count("note") == len(made.notes)
+    assert all(note in told for note in made.notes)
 
 
 def test_nodes_outside_all_modules_are_layers(tmp_path):

@@ -31,6 +31,7 @@ from opgrad.training.files.dataset import show
 from opgrad.training.files.tensor_values import VALUES, read_apart, read_shared
 from opgrad.training.make.checks import listed, quantity, refused_types
 from opgrad.training.make.outputs import cut_note
+from opgrad.training.make.selection import MOST_SHARED, turned_note
 from opgrad.training.make.trainability import Trainability, trainability
 
 if TYPE_CHECKING:
@@ -347,6 +348,7 @@ def _training_rows(training: Trainability | None) -> list[tuple[str, str]]:
         return []
     rows = [("graph", f"opset {training.opset}, {quantity(training.nodes, 'node')}")]
     rows += [("note", cut_note(*each)) for each in training.cut.items()]
+    rows += [("note", turned_note(*each)) for each in [*training.turned.items()][:MOST_SHARED]]
     if training.trainable:
         rows.append(("trainable", amount(len(training.trainable), training.numbers)))
     if training.frozen:

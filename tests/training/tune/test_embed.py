@@ -434,6 +434,16 @@ def test_wrong_options_of_classifiers(tmp_path, task, message):
         Tuner(tmp_path / "model", task=task)
 
 
+@pytest.mark.parametrize("task", ["classify", "classify, labels=no|yes"])
+def test_one_score_is_for_another_task(tmp_path, task):
+    """The cross-entropy of its single class would always be 0."""
+    make_encoder(tmp_path / "model", None, ("LABEL_0",))
+    with pytest.raises(ValueError, match="has 1 score, expected 2 for the task classify; one score is for the task"):
+        Tuner(tmp_path / "model", task=task)
+    assert Tuner(tmp_path / "model", task="rank").adapters
+    assert Tuner(tmp_path / "model", task="classify, several=true").adapters
+
+
 def test_numbers_of_tables(tmp_path):
     """A .csv file has them as texts."""
     for name, labels in (("classify", CLASS_COLOURS), ("rank", ("score",))):

@@ -48,14 +48,13 @@ from opgrad.training.make.blocks import (
 from opgrad.training.make.checks import listed, quantity, refused_inputs, refused_types
 from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
 from opgrad.training.make.outputs import cut_maps, cut_note
-from opgrad.training.make.selection import Candidates, Selection, select, torn_note
+from opgrad.training.make.selection import MOST_SHARED, Candidates, Selection, select, torn_note, turned_note
 from opgrad.training.make.tensors import part_statistics
 from opgrad.training.make.tensors import untie as copy_shared
 from opgrad.training.make.trainability import softmax_before_loss
 
 __all__ = ["Artifacts", "BatchNorm", "LossType", "OptimType", "generate_artifacts"]
 
-MOST_SHARED = 4  # tensors that a note describes
 logger = logging.getLogger(__name__)
 ORDER = ("training_model", "eval_model", "weights", "checkpoint", "nominal_checkpoint", "optimizer_model")
 # If the large tensors that are no parameters have so many bytes in all, they are written once, into their own file.
@@ -433,11 +432,7 @@ def _notes(made: Made) -> Iterator[str]:
             f"{quantity(len(shared), 'tensor')} read by several layers, trained or frozen as one: "
             f"{'; '.join([*described, *more])}; untie them if only their first values are the same"
         )
-    for name, other in made.selection.turned[:MOST_SHARED]:
-        yield (
-            f"{name!r} is the transpose of {other!r}, as exporters fold a weight that layers share, and is trained "
-            "apart; export with do_constant_folding=False or, with dynamo=True, optimize=False to train them as one"
-        )
+    yield from (turned_note(*each) for each in made.selection.turned[:MOST_SHARED])
     for bias, weight in made.selection.torn:
         yield torn_note(bias, weight)
     if untrained := made.selection.untrained:

@@ -54,6 +54,7 @@ GUARDED = (("Sqrt", 0), ("Pow", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1))  
 PARAMETER = re.compile(r"[A-Za-z_]+|[A-Za-z_]\w*(\.\w+)+")  # a name that a module gives a parameter
 MADE_UP = re.compile(r"val_\d+")
 NUMBERED = ("val", "scalar_tensor", "lifted_tensor")  # the names that exporters give constants
+MOST_SHARED = 4  # tensors that a note describes
 MOST_STEPS = 8  # the most nodes between a product and the sine of it
 
 POSITIONS, FREQUENCIES, INPUT = "positions, as sines", "frequencies of positions", "normalizes an input"
@@ -588,6 +589,14 @@ def torn_note(bias: str, weight: str) -> str:
     return (
         f"a pattern takes {bias!r} and not {weight!r}, the weight of the same layer, whose name tells nothing of the "
         "layer; name it, too"
+    )
+
+
+def turned_note(name: str, other: str) -> str:
+    """The note about a weight that is the transpose of another; see `Candidates.turned`."""
+    return (
+        f"{name!r} is the transpose of {other!r}, as exporters fold a weight that layers share, and is trained "
+        "apart; export with do_constant_folding=False or, with dynamo=True, optimize=False to train them as one"
     )
 
 

@@ -55,6 +55,7 @@ class Trainability:
     as_inputs: inputs that a node uses as weights; they can only be trained if they become initializers.
     attention: for each softmax before a product, whether training makes one node of the attention there, or why not.
     cut: for outputs of maps, which are cut off, the tensors that are outputs in their places.
+    turned: trainable weights that are the transposes of other ones, each with that.
     """
 
     opset: int = 0
@@ -71,6 +72,7 @@ class Trainability:
     as_inputs: list[str] = field(default_factory=list)
     attention: list[Recognition] = field(default_factory=list)
     cut: dict[str, str] = field(default_factory=dict)
+    turned: dict[str, str] = field(default_factory=dict)
 
 
 def trainability(model: onnx.ModelProto, apart: dict[str, Held] | None = None) -> Trainability | None:
@@ -124,6 +126,7 @@ def trainability(model: onnx.ModelProto, apart: dict[str, Held] | None = None) -
         as_inputs=_as_inputs(forward),
         attention=attention,
         cut=cut,
+        turned=dict(candidates.turned(trainable)),
     )
 
 

@@ -19,6 +19,7 @@ from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import copied, opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.dataset import TensorSpec
+from opgrad.training.make.checks import quantity
 from opgrad.tune.examples import RowData
 from opgrad.tune.language_model import LOSS, LanguageModel, finish, read
 from opgrad.tune.lines import text_of
@@ -52,8 +53,12 @@ class HeadTask(encoder.EncoderTask):
 
         base, count = read(file, choose), self.count(folder)
         if base.logits == SCORES:
-            if base.head.outputs != (count or base.head.outputs):
-                raise ValueError(f"{what} has {base.head.outputs} scores, expected {count} for the task {self.NAME}")
+            # The cross-entropy of one class is always 0.
+            outputs, least = base.head.outputs, 2 if isinstance(self, Classify) and not self.several else 1
+            if outputs < least or outputs != (count or outputs):
+                hint = f"; one score is for the task {Rank.NAME}" if outputs == 1 else ""
+                expected = f"expected {max(count or 0, least)} for the task {self.NAME}"
+                raise ValueError(f"{what} has {quantity(outputs, 'score')}, {expected}{hint}")
             return base
         if count is None:
             raise ArgumentError("task", f"has no labels, and {file} has no head, expected labels=A|B for a new one")
