@@ -19,19 +19,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from opgrad.cpu.compiler import INTERPRETED, INTERPRETING, simd
-from opgrad.cpu.compiler.parameters import (
-    PER_PART,
-    POINTERS,
-    PRIVATE,
-    PRIVATE_HEADER,
-    UNITS,
-    UNITS_HEADER,
-    Float,
-    Parameters,
-    Private,
-    fields,
-)
+from opgrad.cpu.compiler import INTERPRETED, INTERPRETING, parameters, simd
 from opgrad.cpu.compiler.target import vector_lanes
 from opgrad.cpu.compiler.words import CACHE_LINE
 
@@ -512,7 +500,7 @@ VECTOR_OPERATIONS |= {each: _on_pairs(VECTOR_OPERATIONS[one]) for one, each in s
 _callbacks: list[Any] = []  # kept, since plans hold their addresses
 
 
-def task(kernel: Parameters, dtypes: Sequence[str], lanes: int) -> int:
+def task(kernel: parameters.Parameters, dtypes: Sequence[str], lanes: int) -> int:
     """The address of a kernel for pointers of these dtypes: calling it runs the kernel's Python function.
 
     lanes: the elements of its vectors; as many as `vector_lanes` says if it is 0.
@@ -537,33 +525,33 @@ def task(kernel: Parameters, dtypes: Sequence[str], lanes: int) -> int:
     return address
 
 
-def _given(kernel: Parameters, dtypes: list[str], arguments: int, part: int, lanes: int) -> Iterator[Any]:
+def _given(kernel: parameters.Parameters, dtypes: list[str], arguments: int, part: int, lanes: int) -> Iterator[Any]:
     """The values of a kernel's parameters, from the words of its arguments as a compiled task reads them."""
 
     def load(address: int, index: int) -> int:  # unchecked: arguments lie on a stack that belongs to no region
         return ctypes.c_int64.from_address(address + 8 * index).value
 
-    start = UNITS_HEADER if kernel.takes_units or kernel.takes_private else 0
+    start = parameters.UNITS_HEADER if kernel.takes_units or kernel.takes_private else 0
     if start:
-        begin = part * load(arguments, PER_PART)
-        yield range(begin, min(begin + load(arguments, PER_PART), load(arguments, UNITS)))
+        begin = part * load(arguments, parameters.PER_PART)
+        yield range(begin, min(begin + load(arguments, parameters.PER_PART), load(arguments, parameters.UNITS)))
     if kernel.takes_part:
         yield part
     private = 0
     if kernel.takes_private:  # the first slot: parts run one after the other
-        private = load(arguments, start + PRIVATE)
-        start += PRIVATE_HEADER
+        private = load(arguments, start + parameters.PRIVATE)
+        start += parameters.PRIVATE_HEADER
     bits = 64 if "float64" in dtypes else 32
     storages, places = iter(dtypes), count(start)
 
     def value(kind: Any) -> Any:
         """One parameter, from the next words."""
-        if inside := fields(kind):
+        if inside := parameters.fields(kind):
             return kind(*map(value, inside)) if isinstance(kind, type) else tuple(map(value, inside))
         word = load(arguments, next(places))
-        if kind in POINTERS:
-            return CheckedPointer(word + (private if kind is Private else 0), next(storages), bits, lanes)
-        return np.int64(word).view(np.float64) if kind is Float else word
+        if kind in parameters.POINTERS:
+            return CheckedPointer(word + (private if kind is parameters.Private else 0), next(storages), bits, lanes)
+        return np.int64(word).view(np.float64) if kind is parameters.Float else word
 
     yield from map(value, kernel.parameters.values())
 

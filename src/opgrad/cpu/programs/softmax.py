@@ -13,21 +13,8 @@ from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels.loops.rows import AHEAD, buffer_size, group_size, group_tiles, tile_size
 from opgrad.cpu.kernels.softmax import columns, rows, split
 from opgrad.cpu.programs import fusing
+from opgrad.cpu.programs import layout as layouts
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.layout import (
-    forward_layout,
-    forward_streams,
-    gradient_lanes,
-    gradient_layout,
-    gradient_streams,
-    is_crowded,
-    is_sixteen_bits,
-    keeps_column,
-    loops_of,
-    row_streams,
-    spare_columns,
-    units_of,
-)
 from opgrad.cpu.runtime.plan import Program
 
 FORWARD: Final = ("softmax", "log_softmax")
@@ -90,20 +77,20 @@ def _program(operator: str, problem: Problem) -> Program:
 
 def _forward(steps: ProgramSteps, operator: str) -> None:
     problem, kernels = steps.problem, PLAIN[operator]
-    layout = forward_layout(problem, kernels, operator == "log_softmax")
-    stream = forward_streams(problem) and row_streams(problem, layout, "y")
-    loops = loops_of(problem, layout, "y", stream, x=problem["x"], y=problem["y"])
+    layout = layouts.forward_layout(problem, kernels, operator == "log_softmax")
+    stream = layouts.forward_streams(problem) and layouts.row_streams(problem, layout, "y")
+    loops = layouts.loops_of(problem, layout, "y", stream, x=problem["x"], y=problem["y"])
     kernel = kernels[layout]
     if layout == "split":
         steps.steps += fusing.split_steps(steps, kernel, loops.units, dict(loops.arguments))
         return
-    if layout == "columns" and is_crowded(problem, columns.WIDTH):
-        units, sizes = units_of(problem, "columns", columns.WIDTH, spare_columns(problem, "y", True))
+    if layout == "columns" and layouts.is_crowded(problem, columns.WIDTH):
+        units, sizes = layouts.units_of(problem, "columns", columns.WIDTH, layouts.spare_columns(problem, "y", True))
         loops = replace(loops, units=units, unit_bytes=problem.bytes / units, arguments={**loops.arguments, **sizes})
         panel, kept = (steps.workspace.private(count * columns.WIDTH) for count in (problem.n, columns.KEPT))
         steps.add_loops(loops, PANELS[operator], panel=panel, kept=kept)
         return
-    if kernel is columns.softmax_columns and not keeps_column(problem.n, loops.lanes):
+    if kernel is columns.softmax_columns and not layouts.keeps_column(problem.n, loops.lanes):
         kernel = columns.softmax_long_columns
     # Rows through the cache: lines of the result are fetched early. Exponentials wait there where they lose no digits.
     if layout == "rows" and not stream and operator == "log_softmax":
@@ -130,15 +117,15 @@ def _memory(steps: ProgramSteps, kernel: Kernel, layout: str, width: int) -> dic
 
 
 def _gradient(steps: ProgramSteps, operator: str) -> None:
-    problem, kernels, stream = steps.problem, PLAIN[operator], gradient_streams(steps.problem)
-    layout = gradient_layout(problem, kernels)
+    problem, kernels, stream = steps.problem, PLAIN[operator], layouts.gradient_streams(steps.problem)
+    layout = layouts.gradient_layout(problem, kernels)
     # In the cache, prefetches only cost time: rows of 200 float32 took 0.15 ns an element with them, 0.12 without.
     memory: dict[str, Any] = {"ahead": AHEAD if stream else 0} if layout == "rows" else {}
     # Short float32 rows are combined in a buffer instead: there is little arithmetic behind which lines could be
     # fetched.
-    stream = stream and (not is_sixteen_bits(problem["y"]) or row_streams(problem, layout, "dx"))
+    stream = stream and (not layouts.is_sixteen_bits(problem["y"]) or layouts.row_streams(problem, layout, "dx"))
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
-    loops = loops_of(problem, layout, "dx", stream, gradient_lanes(problem, layout), **operands)
+    loops = layouts.loops_of(problem, layout, "dx", stream, layouts.gradient_lanes(problem, layout), **operands)
     kernel = kernels[layout]
     if layout == "split":
         steps.steps += fusing.split_steps(steps, kernel, loops.units, dict(loops.arguments))
