@@ -278,7 +278,8 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
                 return other(op.name, function, *args, **kwargs)
         library = owners.known.get(type(args[place] if len(args) > place else kwargs.get(first)))
         if library is not None:
-            return owners.called(library, op, named, entries, runners, args, kwargs)
+            own = getattr(library, "called", None)
+            return own(op, named, entries, runners, args, kwargs) if own else owners.run(op, named(args, kwargs))
         try:
             runner: Any = runners.get(_key(args, kwargs))
         except (TypeError, ValueError):  # a list, or a memoryview, has no hash

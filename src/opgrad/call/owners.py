@@ -27,6 +27,7 @@ class Library(Protocol):
     """What this package knows of an array library.
 
     It is one of `opgrad.contract.declaration.Arrays`, too, unless, as JAX, it lends the arrays of a call to another.
+    If it has `called`, as PyTorch, it answers the calls of public functions itself.
     """
 
     NAME: str  # one of its arrays, as messages write it: "PyTorch tensor"
@@ -122,29 +123,6 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
             return library.run(op, given)
     owners = (library_of(type(array)) for array in arrays_of(op, given).values())
     return next(owner for owner in owners if owner is not None).run(op, given)
-
-
-def called(
-    library: Library, op: Operator, named: Callable[..., dict[str, Any]], entries: Any, runners: Any,
-    args: tuple[Any, ...], kwargs: dict[str, Any],
-) -> Any:  # fmt: skip
-    """Answer a public function's call, whose first array is this library's.
-
-    named: gives the call's arguments by name. entries: the function's, where a library that has `noted` notes how the
-    call was answered. runners: what the function keeps by signature, where libraries that have `warm_key` and
-    `warm_call` put what answers a call.
-    """
-    key_of = getattr(library, "warm_key", None)
-    key = key_of and key_of(args, kwargs)
-    answer = key and runners.get(key)
-    if answer:
-        return answer(args, kwargs)
-    given = named(args, kwargs)
-    noted = getattr(library, "noted", None)
-    result = noted(entries, lambda *args, **kwargs: run(op, given), args, kwargs) if noted else run(op, given)
-    if key and (answer := library.warm_call(op, given, args, kwargs)):  # type: ignore[attr-defined]
-        runners.keep(key, answer)
-    return result
 
 
 def check_owners(op: Operator, given: Mapping[str, Any], library: Library) -> None:

@@ -34,7 +34,6 @@ from opgrad.call.libraries.torch_tensors import (
     state,
     total,
 )
-from opgrad.call.libraries.torch_tensors import key as warm_key
 from opgrad.contract import Operator, check_arrays
 from opgrad.contract.signature import plain
 from opgrad.ops import operators
@@ -42,7 +41,7 @@ from opgrad.ops.reference.primitive import SCALARS, gradient_name
 from opgrad.torch.operators import call, wide
 
 # A `Library`, and `Arrays`.
-__all__ = ["NAME", "broadcast", "noted", "owns", "run", "spec", "state", "total", "warm_call", "warm_key"]
+__all__ = ["NAME", "broadcast", "called", "owns", "run", "spec", "state", "total"]
 
 
 def run(op: Operator, given: Mapping[str, Any]) -> Any:
@@ -75,11 +74,25 @@ def _run(op: Operator, given: Mapping[str, Any]) -> Any:
     return call(op, given)
 
 
-def warm_call(op: Operator, given: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The warm call for further calls with this one's key; None if there is none."""
-    if op.general is not None and not _is_plain(op, given):
-        return None
-    return torch_tensors.call_of(op, given, args, kwargs)
+def called(
+    op: Operator, named: Callable[..., dict[str, Any]], entries: Any, runners: Any, args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Answer a public function's call, whose first array is a tensor.
+
+    named: gives the call's arguments by name. entries: the function's, for native calls. runners: what the function
+    keeps by signature, here what answers calls on CUDA.
+    """
+    key = torch_tensors.key(args, kwargs)
+    answer = key and runners.get(key)
+    if answer:
+        return answer(args, kwargs)
+    given = named(args, kwargs)
+    result = noted(entries, lambda *args, **kwargs: owners.run(op, given), args, kwargs)
+    is_plain = op.general is None or _is_plain(op, given)
+    if key and is_plain and (answer := torch_tensors.call_of(op, given, args, kwargs)):
+        runners.keep(key, answer)
+    return result
 
 
 def _is_plain(op: Operator, given: Mapping[str, Any]) -> bool:
