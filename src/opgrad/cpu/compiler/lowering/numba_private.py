@@ -77,6 +77,9 @@ JITCodeLibrary = _found(
 )  # fmt: skip
 codegen = _found("numba.core.codegen:JITCPUCodegen", "_library_class")
 get_executable = _found("numba.core.cpu:CPUContext.get_executable")
+FunctionPass = _found("numba.core.compiler_machinery:FunctionPass")
+register_pass = _found("numba.core.compiler_machinery:register_pass")
+ConstantIndices = _found("numba.core.rewrites.static_getitem:RewriteConstGetitems", "match", "apply")
 
 # Kernels define no functions, use no `with`, raise nothing and unroll no tuples. These passes look for such things.
 UNNEEDED = {
