@@ -83,7 +83,7 @@ def called(
     named: gives the call's arguments by name. entries: the function's, for native calls. runners: what the function
     keeps by signature, here what answers calls on CUDA.
     """
-    key = torch_tensors.key(args, kwargs)
+    key: Any = torch_tensors.key(args, kwargs)  # None: not by what is kept
     answer = key and runners.get(key)
     if answer:
         return answer(args, kwargs)
