@@ -29,6 +29,7 @@ from opgrad.onnx import passes
 from opgrad.onnx.graph.byte_products import LIMITED, MOST
 from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.facts import facts_of
+from opgrad.onnx.graph.formulas import widened
 from opgrad.onnx.graph.loading import Model, load
 from opgrad.onnx.graph.messages import MICROSOFT, copied, free_name, import_microsoft, keep, opset_of, size_of
 from opgrad.onnx.graph.nodes import (
@@ -44,7 +45,7 @@ from opgrad.onnx.graph.nodes import (
 from opgrad.onnx.rules.quantization import LIMITS
 from opgrad.training.files.artifact_set import tensor_spec
 from opgrad.training.files.dataset import batches, load_inputs, located
-from opgrad.training.make.blocks import Block, append, array, current, in_float32, number, positive
+from opgrad.training.make.blocks import Block, Formulas, current, positive
 from opgrad.training.make.losses import KLDivLoss
 from opgrad.training.make.selection import Candidates
 from opgrad.training.make.tensors import is_handed_on, matching
@@ -98,19 +99,15 @@ class Distillation(Block):
             raise ValueError(
                 f"the model has no {taught!r}, expected a model of `with_teacher` and scores that are an output of both"
             )
-        own = self._loss(scores_input_name, *others)
-        kind = TensorProto.FLOAT
-        hot = number("distillation.temperature", self._temperature, kind)
+        body, own = Formulas(), self._loss(scores_input_name, *others)
         student, teacher = (
-            append("LogSoftmax", [append("Div", [each, hot])], axis=-1)
-            for each in in_float32(scores_input_name, taught)
+            (widened(body.value(each)) / self._temperature).apply("LogSoftmax", axis=-1).name
+            for each in (scores_input_name, taught)
         )
-        divergence = KLDivLoss("none", log_target=True)(student, teacher)
-        rows = append("ReduceSum", [divergence, array("distillation.axis", [-1], TensorProto.INT64)], keepdims=0)
-        mean = append("ReduceMean", [rows], keepdims=0)
-        factor = number("distillation.weight", self._weight * self._temperature**2, kind)
-        rest = number("distillation.rest", 1 - self._weight, kind)
-        return append("Add", [append("Mul", [own, rest]), append("Mul", [mean, factor])])
+        divergence = body.value(KLDivLoss("none", log_target=True)(student, teacher))
+        mean = divergence.sum([-1], keepdims=False).apply("ReduceMean", keepdims=0)
+        factor = self._weight * self._temperature**2
+        return (body.value(own) * (1 - self._weight) + mean * factor).name
 
 
 MOST_ROWS, BATCH_ROWS = 512, 64

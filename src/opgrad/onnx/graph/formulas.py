@@ -197,6 +197,18 @@ class Body:
         self.nodes.append(helper.make_node(op, given, names, **attributes))
         return [Value(self, name) for name in names]
 
+    def _dtype(
+        self, node: onnx.NodeProto, index: int, inputs: Sequence[Value | None], attributes: dict[str, Any]
+    ) -> int | None:
+        """The dtype of a result of a node, as far as that of the inputs tells it."""
+        if node.op_type in ("If", "Loop"):
+            return None  # their results have dtypes of their own
+        if node.op_type == "Cast":
+            return int(attributes["to"])
+        dtype, of = dtype_of_result(domain_of(node), node.op_type, self.opset, index)
+        like = inputs[of] if of < len(inputs) else None
+        return dtype if dtype is not None or like is None else like.element_type
+
     def axes_are_inputs(self, op: str) -> bool:
         """Whether the axes of this operator are an input, no attribute."""
         return self.opset > (LATEST_SUM_AXES_ATTRIBUTE if op in AXES_INPUT_EARLY else LATEST_AXES_ATTRIBUTE)
@@ -378,18 +390,6 @@ class GraphBody(Body):
             dtypes = (self._dtype(node, index, inputs, attributes) for index in range(outputs))
             self._written[key] = [Value(self, *each) for each in zip(node.output, dtypes, strict=True)]
         return self._written[key]
-
-    def _dtype(
-        self, node: onnx.NodeProto, index: int, inputs: Sequence[Value | None], attributes: dict[str, Any]
-    ) -> int | None:
-        """The dtype of a result of a node, as far as that of the inputs tells it."""
-        if node.op_type in ("If", "Loop"):
-            return None  # their results have dtypes of their own
-        if node.op_type == "Cast":
-            return int(attributes["to"])
-        dtype, of = dtype_of_result(domain_of(node), node.op_type, self.opset, index)
-        like = inputs[of] if of < len(inputs) else None
-        return dtype if dtype is not None or like is None else like.element_type
 
     def microsoft(self, op: str, *inputs: Value | None, **attributes: Any) -> Value:
         """Append a node of the domain com.microsoft with one output."""

@@ -18,8 +18,9 @@ from onnx import TensorProto, defs, helper
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
 from opgrad.base.files import check_regular
+from opgrad.onnx.graph.formulas import Body, Value
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.messages import FLOATS, HALVES, MICROSOFT, copied
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, opset_of
 from opgrad.training.files.tensor_values import Held
 from opgrad.training.make.checks import check_built, near
 from opgrad.training.make.outputs import inferred_model, set_outputs
@@ -266,21 +267,31 @@ def append(op: str, inputs: Sequence[str], output: str = "", domain: str = "", *
     return name
 
 
-def float_type(name: str) -> int:
-    """The element type of a value. Raises ValueError if it is known and no float type."""
-    kind = current().element_type(name)
-    if kind is not None and kind not in FLOATS:
-        raise ValueError(f"{name!r} has elements of type {type_name(kind)}, expected a float type")
-    return kind or TensorProto.FLOAT
+class Formulas(Body):
+    """Formulas of a block, whose nodes are appended to the model that is being built."""
+
+    def __init__(self) -> None:
+        super().__init__(opset_of(current().model))
+
+    def value(self, name: str) -> Value:
+        """A value of the model."""
+        return Value(self, name, current().element_type(name), current().sizes(name))
+
+    def nodes_of(self, op: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
+        """Append a node, which has one output."""
+        name = append(op, ["" if each is None else each.name for each in inputs], **attributes)
+        return [Value(self, name, self._dtype(current().model.graph.node[-1], 0, inputs, attributes))]
+
+    def _write(self, tensor: TensorProto) -> Value:
+        named, accessor = copied(tensor), current()
+        named.name = accessor.fresh("constant")
+        accessor.model.graph.initializer.append(named)
+        return Value(self, named.name, tensor.data_type, list(tensor.dims))
 
 
 def number(what: str, value: float, kind: int, shape: Sequence[int] = ()) -> str:
-    return array(what, np.full(shape, value, np.float64), kind)
-
-
-def array(what: str, values: Any, kind: int) -> str:
-    accessor, values = current(), np.asarray(values)
-    return accessor.constant(accessor.fresh(what), kind, values.shape, values.ravel().tolist())
+    """Append an initializer of one number. what: what its name says."""
+    return current().constant(current().fresh(what), kind, shape, [value])
 
 
 class _Binary(Block):
@@ -322,7 +333,10 @@ class Pow(Block):
 
     def build(self, pow_input_name: str) -> str:
         """Append the node. Raises ValueError unless the input has a float type."""
-        exponent = number("pow_exponent", self._exponent, float_type(pow_input_name), [1])
+        kind = current().element_type(pow_input_name) or TensorProto.FLOAT
+        if kind not in FLOATS:
+            raise ValueError(f"{pow_input_name!r} has elements of type {type_name(kind)}, expected a float type")
+        exponent = number("pow_exponent", self._exponent, kind, [1])
         return append("Pow", [pow_input_name, exponent])
 
 
@@ -437,50 +451,6 @@ def weights(argument: str, values: Any) -> np.ndarray | None:
     if not np.isfinite(array.astype(np.float64)).all():
         raise ArgumentError(argument, "has values that are not finite, expected numbers")
     return array.astype(np.float64)
-
-
-def scores_type(name: str) -> int:
-    """The element type of a value. Raises LookupError if there is no such value, ValueError if it is no float type."""
-    accessor = current()
-    if not accessor.has_value(name):
-        values = [name for node in accessor.model.graph.node for name in node.output]
-        raise LookupError(f"the graph has no value {name!r}{near(name, values)}")
-    kind = accessor.element_type(name)
-    if kind is None:
-        raise ValueError(f"nothing tells the type of {name!r}, expected it in the graph's value_info")
-    if kind not in FLOATS:
-        raise ValueError(f"{name!r} has elements of type {type_name(kind)}, expected a float type")
-    return kind
-
-
-def target_like(scores: str, target: str) -> tuple[str, str]:
-    """Scores and their target, which becomes an input like the scores, in float32 beside halves, unless it is there."""
-    accessor, kind = current(), scores_type(scores)
-    wide = TensorProto.FLOAT if kind in HALVES else kind
-    if not accessor.has_value(target):
-        return scores, accessor.input(target, wide, accessor.sizes(scores))
-    found = accessor.element_type(target)
-    if found not in (None, kind, wide):
-        raise ValueError(
-            f"{target!r} has elements of type {type_name(found)}, expected {type_name(kind)}, that of {scores!r}"
-        )
-    return scores, target
-
-
-def in_float32(*names: str) -> list[str]:
-    """The names of these values, with float16 and bfloat16 cast to float32."""
-    accessor = current()
-    return [
-        append("Cast", [name], to=TensorProto.FLOAT) if accessor.element_type(name) in HALVES else name
-        for name in names
-    ]
-
-
-def reduced(loss: str, reduction: str) -> str:
-    """The mean or the sum of all elements, one number without axes; or the elements, for "none"."""
-    if reduction == "none":
-        return loss
-    return append({"mean": "ReduceMean", "sum": "ReduceSum"}[reduction], [loss], keepdims=0)
 
 
 Parameters = tuple[Sequence[TensorProto], Sequence[TensorProto]]

@@ -112,6 +112,21 @@ def least_divisor(kind: int) -> float:
     return 2.0**-24 if kind == TensorProto.FLOAT16 else 2.0**-126
 
 
+def weights_of(labels: Value, weights: Value | None, ignored: int | None, kind: int) -> Value | None:
+    """The weight of each label in a mean, 0 of one that is ignored; None if all weights are 1.
+
+    weights: of the classes. kind: the type of the result.
+    """
+    body = labels.body
+    if ignored is None:
+        return None if weights is None else body.node("Gather", weights, labels)
+    counted = ~labels.is_label(ignored)
+    if weights is None:
+        return counted.cast(kind)
+    known = labels * counted.cast(labels.element_type or TensorProto.INT64)
+    return body.node("Gather", weights, known) * counted.cast(kind)
+
+
 def guard_means(forward: Graph, operators: Collection[str] = LOSSES) -> None:
     """Write the means of these losses, of which a label may not count, as sums and divisors above 0, in place.
 
@@ -136,13 +151,8 @@ def _guarded(forward: Graph, node: onnx.NodeProto, of_labels: int, of_loss: int)
     body.scope(f"{loss}.mean")
     labels, ignored = Value(body, node.input[1], of_labels), attributes_of(node).get("ignore_index")
     weights = Value(body, node.input[2], of_loss) if any(node.input[2:3]) else None
-    if ignored is None:
-        counts = body.node("Gather", weights, labels)
-    else:
-        counted = ~labels.is_label(ignored)
-        counts = counted.cast(of_loss)
-        if weights is not None:
-            counts = body.node("Gather", weights, labels * counted.cast(of_labels)) * counts
+    counts = weights_of(labels, weights, ignored, of_loss)
+    assert counts is not None
     least = body.number(least_divisor(of_loss), counts)
     divisor = body.node("Max", counts.sum(keepdims=False), least)
     forward.graph.initializer.extend(body.initializers)

@@ -4,36 +4,65 @@ Each is called with the names of both; the second one becomes a new input of the
 Scores in float16 and bfloat16 are compared in float32, which is the type of the loss then.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from opgrad.base.arguments import ArgumentError
-from opgrad.onnx.graph.messages import comparable, opset_of
+from opgrad.onnx.graph.formulas import Value, widened
+from opgrad.onnx.graph.messages import FLOATS, HALVES
 from opgrad.training.make.blocks import (
     REDUCTIONS,
     Block,
+    Formulas,
     Sizes,
-    append,
-    array,
     chosen,
     current,
-    float_type,
-    in_float32,
-    number,
     positive,
-    reduced,
-    scores_type,
-    target_like,
     type_name,
     weights,
 )
-from opgrad.training.make.forms import least_divisor
+from opgrad.training.make.checks import near
+from opgrad.training.make.forms import least_divisor, weights_of
 
 LABELS = (TensorProto.INT64, TensorProto.INT32)
 LAST_AXIS_UP_TO = 3  # up to this rank the classes lie along the last axis by default
+
+
+def scores_type(name: str) -> int:
+    """The element type of a value. Raises LookupError if there is no such value, ValueError if it is no float type."""
+    accessor = current()
+    if not accessor.has_value(name):
+        values = [name for node in accessor.model.graph.node for name in node.output]
+        raise LookupError(f"the graph has no value {name!r}{near(name, values)}")
+    kind = accessor.element_type(name)
+    if kind is None:
+        raise ValueError(f"nothing tells the type of {name!r}, expected it in the graph's value_info")
+    if kind not in FLOATS:
+        raise ValueError(f"{name!r} has elements of type {type_name(kind)}, expected a float type")
+    return kind
+
+
+def compared(scores: str, target: str) -> tuple[Value, Value]:
+    """Scores and their target, in float32 where they are halves; a target that is not there becomes an input."""
+    accessor, kind = current(), scores_type(scores)
+    wide = TensorProto.FLOAT if kind in HALVES else kind
+    if not accessor.has_value(target):
+        accessor.input(target, wide, accessor.sizes(scores))
+    elif (found := accessor.element_type(target)) not in (None, kind, wide):
+        raise ValueError(
+            f"{target!r} has elements of type {type_name(found)}, expected {type_name(kind)}, that of {scores!r}"
+        )
+    body = Formulas()
+    return widened(body.value(scores)), widened(body.value(target))
+
+
+def reduced(loss: Value, reduction: str) -> Value:
+    """The mean or the sum of all elements, one number without axes; or the elements, for "none"."""
+    if reduction == "none":
+        return loss
+    return loss.apply({"mean": "ReduceMean", "sum": "ReduceSum"}[reduction], keepdims=0)
 
 
 class _Classes(Block):
@@ -64,24 +93,31 @@ class _Classes(Block):
         if not accessor.has_value(labels_name):
             accessor.input(labels_name, TensorProto.INT64, _without(sizes, axis))
         self._check(scores_input_name, labels_name, sizes, axis)
-        (scores,) = in_float32(scores_input_name)
-        labels, shape = labels_name, None
+        body = Formulas()
+        scores, given = widened(body.value(scores_input_name)), body.value(labels_name)
+        labels, weights = given, None
         if axis != 1 and sizes is not None:
             last = len(sizes) - 1  # a matrix with a row of classes for each label, and the labels as a vector
             if axis != last:
-                order = [place for place in range(len(sizes)) if place != axis] + [axis]
-                scores = append("Transpose", [scores], perm=order)
-            flat, shape = array("celoss.flat", [-1], TensorProto.INT64), labels_name
-            scores, labels = append("Flatten", [scores], axis=last), append("Reshape", [labels, flat])
-        inputs = [scores, labels]
+                scores = scores.transpose(*(place for place in range(len(sizes)) if place != axis), axis)
+            scores, labels = scores.flatten(last), labels.reshape([-1])
         if self._weight is not None:
-            kind = accessor.element_type(scores) or TensorProto.FLOAT
-            inputs.append(accessor.constant(weight, kind, self._weight.shape, self._weight.tolist()))
-        loss = self._loss(inputs)
-        return append("Reshape", [loss, append("Shape", [shape])]) if shape and self._reduction == "none" else loss
+            kind = scores.element_type or TensorProto.FLOAT
+            weights = Value(body, accessor.constant(weight, kind, self._weight.shape, self._weight.tolist()), kind)
+        loss = self._loss(scores, labels, weights)
+        is_flat = labels is not given and self._reduction == "none"
+        return (loss.reshape(given.apply("Shape")) if is_flat else loss).name
 
-    def _loss(self, inputs: Sequence[str]) -> str:
-        return _node(self._OPERATOR, inputs, [current().fresh("loss")], self._reduction, self._ignore_index)
+    def _loss(self, scores: Value, labels: Value, weights: Value | None) -> Value:
+        return self._node(1, scores, labels, weights)[0]
+
+    def _node(self, outputs: int, scores: Value, labels: Value, weights: Value | None) -> list[Value]:
+        """Append the loss of ai.onnx, with its log-probabilities for two outputs."""
+        accessor, inputs = current(), [each.name for each in (scores, labels, weights) if each is not None]
+        names, given = [accessor.fresh(each) for each in ("loss", "log_prob")[:outputs]], accessor.fresh(self._OPERATOR)
+        options: dict[str, Any] = {"reduction": self._reduction, "ignore_index": self._ignore_index}
+        accessor.model.graph.node.append(helper.make_node(self._OPERATOR, inputs, names, given, **options))
+        return [Value(scores.body, name, scores.element_type) for name in names]
 
     def _axis(self, scores: str, sizes: Sizes | None, labels: str) -> int:
         """The axis of the classes, counted from the first."""
@@ -148,61 +184,29 @@ class CrossEntropyLoss(_Classes):
             raise ArgumentError("label_smoothing", f"is {label_smoothing!r}, expected 0 to 1")
         self._smoothing = label_smoothing
 
-    def _loss(self, inputs: Sequence[str]) -> str:
-        names = [current().fresh("loss"), current().fresh("log_prob")]
-        loss = _node(self._OPERATOR, inputs, names, self._reduction, self._ignore_index)
-        return self._smoothed(loss, names[1], inputs) if self._smoothing else loss
-
-    def _smoothed(self, loss: str, log_prob: str, inputs: Sequence[str]) -> str:
+    def _loss(self, scores: Value, labels: Value, weights: Value | None) -> Value:
         """(1 - s) * loss + s * the mean over all classes of what the loss would be with that label."""
-        kind = current().element_type(inputs[0]) or TensorProto.FLOAT
-        share = number("celoss.smoothing", self._smoothing, kind)
+        loss, log_prob = self._node(2, scores, labels, weights)
+        if not self._smoothing:
+            return loss
+        kind, body = scores.element_type or TensorProto.FLOAT, scores.body
+        if weights is not None:
+            sizes = current().sizes(log_prob.name)
+            log_prob = log_prob * weights.reshape([-1, *(1 for _ in range(len(sizes) - 2 if sizes else 0))])
         # For each row the negative mean of its log-probabilities times the weights of the classes, along axis 1.
-        if self._weight is not None:
-            sizes = current().sizes(log_prob)
-            shape = (-1, *(1 for _ in range(len(sizes) - 2 if sizes else 0)))
-            weight = array("celoss.class_weight", self._weight.reshape(shape), kind)
-            log_prob = append("Mul", [log_prob, weight])
-        if opset_of(current().model) < 18:
-            mean = append("ReduceMean", [log_prob], axes=[1], keepdims=0)
-        else:
-            axes = array("celoss.axis", [1], TensorProto.INT64)
-            mean = append("ReduceMean", [log_prob, axes], keepdims=0)
-        spread = append("Neg", [mean])
+        spread = -log_prob.along("ReduceMean", [1], keepdims=0)
         # Reduced as the loss is; rows with ignored labels do not count.
-        counts = self._counts(inputs, kind)
-        if self._ignore_index is not None:
-            spread = append("Mul", [spread, self._counted(inputs[1], kind)])
+        counts = weights_of(labels, weights, self._ignore_index, kind)
+        if (counted := weights_of(labels, None, self._ignore_index, kind)) is not None:
+            spread = spread * counted
         if self._reduction != "mean" or counts is None:
             spread = reduced(spread, self._reduction)
         else:
-            total, least = reduced(counts, "sum"), number("celoss.least", least_divisor(kind), kind)
-            spread = reduced(spread, "sum")
+            total, spread = reduced(counts, "sum"), reduced(spread, "sum")
             if self._weight is not None and not self._weight.all():  # rows of weight 0 have a spread
-                some = append("Cast", [append("Greater", [total, number("celoss.none", 0.0, kind)])], to=kind)
-                spread = append("Mul", [spread, some])
-            spread = append("Div", [spread, append("Max", [total, least])])
-        sharp = append("Mul", [loss, number("celoss.sharpness", 1 - self._smoothing, kind)])
-        return append("Add", [sharp, append("Mul", [spread, share])])
-
-    def _counts(self, inputs: Sequence[str], kind: int) -> str | None:
-        """The weight of each row in a mean; None if all weights are 1."""
-        counted = None if self._ignore_index is None else self._counted(inputs[1], kind)
-        if len(inputs) < 3:
-            return counted
-        if counted is None:
-            return append("Gather", [inputs[2], inputs[1]])
-        integer = current().element_type(inputs[1]) or TensorProto.INT64
-        known = append("Mul", [inputs[1], append("Cast", [counted], to=integer)])
-        return append("Mul", [append("Gather", [inputs[2], known]), counted])
-
-    def _counted(self, labels: str, kind: int) -> str:
-        """1 for each label that counts, and 0 for each ignored label."""
-        given, label = current().element_type(labels) or TensorProto.INT64, int(self._ignore_index or 0)
-        integer = comparable(given, label)
-        labels = labels if integer == given else append("Cast", [labels], to=integer)
-        ignored = array("celoss.ignored", label, integer)
-        return append("Cast", [append("Not", [append("Equal", [labels, ignored])])], to=kind)
+                spread = spread * (total > 0).cast(kind)
+            spread = spread / body.node("Max", total, body.number(least_divisor(kind), total))
+        return loss * (1 - self._smoothing) + spread * self._smoothing
 
 
 class NLLLoss(_Classes):
@@ -212,14 +216,6 @@ class NLLLoss(_Classes):
     """
 
     _OPERATOR = "NegativeLogLikelihoodLoss"
-
-
-def _node(op: str, inputs: Sequence[str], outputs: Sequence[str], reduction: str, ignore_index: int | None) -> str:
-    """Append a loss of ai.onnx, and return its first output."""
-    accessor = current()
-    node = helper.make_node(op, inputs, outputs, accessor.fresh(op), reduction=reduction, ignore_index=ignore_index)
-    accessor.model.graph.node.append(node)
-    return outputs[0]
 
 
 def _without(sizes: Sizes | None, axis: int) -> Sizes | None:
@@ -234,10 +230,10 @@ class _Regression(Block):
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Append the loss. Raises ValueError unless both have float elements."""
-        scores, target = in_float32(*target_like(loss_input_name, target_name))
-        return reduced(self._each(append("Sub", [scores, target])), self._reduction)
+        scores, target = compared(loss_input_name, target_name)
+        return reduced(self._each(scores - target), self._reduction).name
 
-    def _each(self, difference: str) -> str:
+    def _each(self, difference: Value) -> Value:
         raise NotImplementedError
 
 
@@ -247,9 +243,8 @@ class MSELoss(_Regression):
     reduction: "mean", "sum", or "none" for a loss of each element, which a block of one's own makes one number.
     """
 
-    def _each(self, difference: str) -> str:
-        exponent = number("pow_exponent", 2.0, float_type(difference), [1])
-        return append("Pow", [difference, exponent])
+    def _each(self, difference: Value) -> Value:
+        return difference**2.0
 
 
 class L1Loss(_Regression):
@@ -258,8 +253,8 @@ class L1Loss(_Regression):
     reduction: "mean", "sum", or "none" for a loss of each element, which a block of one's own makes one number.
     """
 
-    def _each(self, difference: str) -> str:
-        return append("Abs", [difference])
+    def _each(self, difference: Value) -> Value:
+        return difference.apply("Abs")
 
 
 class HuberLoss(_Regression):
@@ -272,12 +267,10 @@ class HuberLoss(_Regression):
         super().__init__(reduction)
         self._delta = positive("delta", delta)
 
-    def _each(self, difference: str) -> str:
-        kind, size = float_type(difference), append("Abs", [difference])
-        delta = number("huber.delta", self._delta, kind)
-        inner = append("Min", [size, delta])
-        square = append("Mul", [append("Mul", [inner, inner]), number("huber.half", 0.5, kind)])
-        return append("Add", [square, append("Mul", [append("Sub", [size, inner]), delta])])
+    def _each(self, difference: Value) -> Value:
+        size = difference.apply("Abs")
+        inner = size.body.node("Min", size, size.body.number(self._delta, size))
+        return inner * inner * 0.5 + (size - inner) * self._delta
 
 
 class SmoothL1Loss(HuberLoss):
@@ -290,10 +283,8 @@ class SmoothL1Loss(HuberLoss):
         super().__init__(reduction, beta or 1.0)
         self._beta = beta
 
-    def _each(self, difference: str) -> str:
-        if not self._beta:
-            return append("Abs", [difference])
-        return append("Div", [super()._each(difference), number("smooth_l1.beta", self._beta, float_type(difference))])
+    def _each(self, difference: Value) -> Value:
+        return super()._each(difference) / self._beta if self._beta else difference.apply("Abs")
 
 
 class BCEWithLogitsLoss(Block):
@@ -313,32 +304,27 @@ class BCEWithLogitsLoss(Block):
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Append the loss. Raises ValueError unless both have float elements."""
-        scores, target = in_float32(*target_like(loss_input_name, target_name))
-        kind = float_type(scores)
-        one = number("bceloss.one", 1.0, kind)
-        linear = append("Mul", [append("Sub", [one, target]), scores])
-        curve = _softplus(append("Neg", [scores]), kind)
+        scores, target = compared(loss_input_name, target_name)
+        loss, curve = (1 - target) * scores, _softplus(-scores)
         if self._pos_weight is not None:
-            more = array("bceloss.pos_weight", self._pos_weight - 1, kind)
-            factor = append("Add", [append("Mul", [target, more]), one])
-            curve = append("Mul", [curve, factor])
-        loss = append("Add", [linear, curve])
-        if self._weight is not None:
-            loss = append("Mul", [loss, array("bceloss.weight", self._weight, kind)])
-        return reduced(loss, self._reduction)
+            curve = curve * (target * _constant(self._pos_weight - 1, scores) + 1)
+        loss = loss + curve
+        return reduced(loss if self._weight is None else loss * _constant(self._weight, scores), self._reduction).name
+
+
+def _constant(values: np.ndarray, like: Value) -> Value:
+    return like.body.constant(values.astype(helper.tensor_dtype_to_np_dtype(like.element_type or TensorProto.FLOAT)))
 
 
 LINEAR_FROM = 36.0  # where log(1 + exp(x)) is x in float64
 
 
-def _softplus(x: str, kind: int) -> str:
+def _softplus(x: Value) -> Value:
     """log(1 + exp(x)); onnxruntime has no Softplus of float64, and its Sigmoid is 0 from -37 on."""
-    if kind != TensorProto.DOUBLE:
-        return append("Softplus", [x])
-    bound, one = number("softplus.bound", LINEAR_FROM, kind), number("softplus.one", 1.0, kind)
-    exponential = append("Exp", [append("Min", [x, bound])])
-    beyond = append("Relu", [append("Sub", [x, bound])])
-    return append("Add", [append("Log", [append("Add", [exponential, one])]), beyond])
+    if x.element_type != TensorProto.DOUBLE:
+        return x.apply("Softplus")
+    low = x.body.node("Min", x, x.body.number(LINEAR_FROM, x))
+    return (low.apply("Exp") + 1).apply("Log") + (x - LINEAR_FROM).apply("Relu")
 
 
 class KLDivLoss(Block):
@@ -354,15 +340,13 @@ class KLDivLoss(Block):
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Append the loss. Raises ValueError unless both have float elements."""
-        scores, target = in_float32(*target_like(loss_input_name, target_name))
+        scores, target = compared(loss_input_name, target_name)
         if self._log_target:
-            logarithm, target = target, append("Exp", [target])
+            logarithm, target = target, target.apply("Exp")
         else:
-            smallest = number("kldiv.smallest", float(np.finfo(np.float32).tiny), float_type(target))
-            logarithm = append("Log", [append("Max", [target, smallest])])  # 0 * log(0) is 0
-        loss = append("Mul", [target, append("Sub", [logarithm, scores])])
+            smallest = scores.body.number(float(np.finfo(np.float32).tiny), scores)
+            logarithm = scores.body.node("Max", target, smallest).apply("Log")  # 0 * log(0) is 0
+        loss = target * (logarithm - scores)
         if self._reduction != "batchmean":
-            return reduced(loss, self._reduction)
-        total, index = reduced(loss, "sum"), array("kldiv.first", 0, TensorProto.INT64)
-        rows = append("Gather", [append("Shape", [scores]), index])
-        return append("Div", [total, append("Cast", [rows], to=float_type(scores))])
+            return reduced(loss, self._reduction).name
+        return (reduced(loss, "sum") / scores.shape(0, 1).scalar().like(scores)).name
