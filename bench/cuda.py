@@ -12,7 +12,6 @@ peers return what they compute, in new memory alone.
 
 import copy
 import importlib
-import importlib.util
 import itertools
 import math
 import statistics
@@ -25,12 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench import peers
 from bench.case import Case, signature
 from bench.cells import Cell, Workload, Workloads
 from bench.cpu_target import Target
 from bench.measure import NEW, WAYS, Call, Name, NoSuchWay, finite, only, raced, take_turns
-from bench.peers import EXPRESSIONS, TORCH, compiled_for, reason, tried, with_grad
-from bench.torch_operators import Torch
+from bench.peers import COMPILE, EXPRESSIONS, MODULES, compiled_for, reason, tried
+from bench.torch_operators import TORCH, Torch, with_grad
 from opgrad.call.libraries.torch_tensors import TORCH_DTYPES, download, spec
 from opgrad.cli import machine
 from opgrad.cli.examples.arguments import ArraySource
@@ -233,12 +233,7 @@ class TensorCase(Case):
         return np.array(total / labels.numel())
 
 
-PEERS = {"torch": "torch", "torch.compile": "torch", "liger": "liger_kernel", "quack": "quack"}  # name, module
-
-
-def installed() -> list[str]:
-    """The peers that this Python has."""
-    return [name for name, module in PEERS.items() if importlib.util.find_spec(module)]
+PEERS = {**{name: MODULES[name] for name in ("torch", COMPILE)}, "liger": ["liger_kernel"], "quack": ["quack"]}
 
 
 def calls(
@@ -334,7 +329,7 @@ ROWS_ONLY: Mapping[str, Callable[[Any, Any, Torch], Call]] = {
 
 SETUPS: Mapping[str, Callable[[Sequence[Case], str], list[Call]]] = {
     "torch": _torch,
-    "torch.compile": _compiled,
+    COMPILE: _compiled,
     "liger": _liger,
     "quack": _quack,
 }
@@ -403,7 +398,7 @@ class Cuda(Target):
         return cls(TimedDevice("cuda", found.L2_cache_size, found.total_memory))
 
     def installed(self) -> list[str]:
-        return installed()
+        return peers.installed(PEERS)
 
     def describe(self) -> dict[str, Any] | None:
         return machine.cuda_device()

@@ -20,7 +20,7 @@ from samples import each_kind
 from bench.cells import Cell, Workload
 from bench.figures import figures, machine_line, read
 from bench.measure import GIVEN, LACKING, NEW
-from bench.peers import LONGEST_NOTE, reason
+from bench.peers import LONGEST_NOTE, installed, reason
 from bench.run import run
 from bench.tables import full_table, left_out
 from opgrad.cli import machine
@@ -217,7 +217,7 @@ def libraries(monkeypatch):
 
 @pytest.mark.usefixtures("libraries")
 def test_libraries_that_take_matrices():
-    assert target.installed() == list(target.PEERS)
+    assert installed(target.PEERS) == list(target.PEERS)
     for name in ("softmax", "softmax_grad", "softmax_cross_entropy_loss_only"):
         case = case_of(name, (6, 7))
         found, notes = target.calls([case], ["liger", "quack"], NEW, int)

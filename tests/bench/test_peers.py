@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,17 +15,24 @@ from bench.case import IN_PLACE, Case, GraphCase
 from bench.cells import DTYPES, EXAMPLE, Cell
 from bench.measure import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
 from bench.torch_operators import fastest
-from opgrad.cli.examples import examples, listed
+from opgrad.cli.examples import arrays, examples, layers, listed
 from opgrad.cli.examples.arguments import error_in_ulp, reference
 from opgrad.ops import graph_operators, operators
 
 NOT_COMPARED = {"quick_gelu", "quick_gelu_grad"}  # SiLU is QuickGelu with alpha 1
 NUMBERS = {"loss"}  # results that peers return, for which they need no memory
 PEER_TOLERANCE = 8  # ulp
-DRAWN_ANEW = {"dropout"}  # by random numbers of the peer
-# PyTorch's slope of gelu by tanh has 1 - tanh**2 of a rounded tanh, times up to 10, where all but rounding cancels.
-ROUNDED = {"gated_linear_unit_grad"}
-CANCELLING = {"layer_normalization_grad"}  # in rows of one number, where peers leave what rounding does
+# By random numbers of the peer; LSTM's gradient is not given the bias with which its states were computed.
+OTHER_NUMBERS = {"dropout", "lstm_grad"}
+# PyTorch is off, too: by a rounded tanh, times up to 10, where all but rounding cancels, or in sums of 25,088 terms.
+ROUNDED = {"gated_linear_unit_grad", "fast_gelu_grad", "bias_fast_gelu_grad_dx", "conv_grad", "conv_transpose_grad"}
+# Sizes in place of those that the large examples have.
+SMALL = {
+    "LARGE_ELEMENTS": (48, 33), "LARGE_GATE": (20, 35), "LARGE_ROWS": (70, 33), "LARGE_CHANNELS": (9, 5, 7, 6),
+    "LARGE_SCORES": (2, 3, 5, 33), "LARGE_ATTENTION": (1, 2, 2, 40, 40, 16, 16), "LARGE": (3, 2, 5, 6),
+    "LARGE_LOGITS": (40, 65), "LARGE_WEIGHTS": ((1000,),) * 3, "LARGE_IMAGES": (2, 3, 9, 8),
+}  # fmt: skip
+OTHER_ORDER = {"batch_norm_internal"}  # of torch's results behind the first
 
 
 @pytest.fixture(autouse=True)
@@ -70,23 +78,30 @@ def test_our_call_computes_the_results(op, dtype, way):
 
 
 @each_operator
-def test_operators_of_training_graphs_and_their_peers(monkeypatch, op):
-    for place, example in enumerate(examples(op, "float32")):
-        monkeypatch.setattr("bench.case.examples", lambda *_, only=example, large: [only])
-        case = GraphCase(Cell(op, EXAMPLE, "float32"))
-        case.call()()
-        sizes = [array.size for array in arrays_of(case.values)]
-        if place == 0:
-            assert case.error() < 64
-            assert case.traffic == sum(array.nbytes for array in arrays_of(case.values) + arrays_of(case.results))
-        # Peers may refuse what is empty, and round what cancels where a single number is normalized.
-        if min(sizes, default=0) and max(sizes) > 1:
-            for way in WAYS:
-                check_peers(case, example.terms, way)
+def test_operators_of_training_graphs(monkeypatch, op):
+    monkeypatch.setattr("bench.case.examples", lambda *_, large: examples(op, "float32"))
+    case = GraphCase(Cell(op, EXAMPLE, "float32"))
+    case.call()()
+    assert case.error() < 64
+    assert case.traffic == sum(array.nbytes for array in arrays_of(case.values) + arrays_of(case.results))
 
 
-def check_peers(case, terms, way):
-    """We and the peers compute the same, within the tolerance, as far as their results have our form."""
+@pytest.mark.skipif("torch" not in peers.installed(), reason="needs PyTorch")
+@pytest.mark.parametrize("name", [name for name in peers.TORCH if name in graph_operators()])
+def test_torch_computes_the_examples_of_training_graphs(monkeypatch, name):
+    """We and torch compute the same of what is measured, in both ways, within the tolerance."""
+    for constant, small in SMALL.items():
+        monkeypatch.setattr(arrays if hasattr(arrays, constant) else layers, constant, small)
+    op = graph_operators()[name]
+    every = examples(op, "float32", large=True)
+    monkeypatch.setattr("bench.case.examples", lambda *_, large: every)
+    for place, example in enumerate(every):
+        case = GraphCase(Cell(op, replace(EXAMPLE, example=place), "float32"))
+        for way in WAYS:
+            check_torch(case, example.terms, way)
+
+
+def check_torch(case, terms, way):
     if case.op.family == IN_PLACE:
         case.share()  # earlier calls have changed the arguments
     case.call()()
@@ -94,35 +109,25 @@ def check_peers(case, terms, way):
     if way == NEW:
         for mine, expected in zip(listed(case.call(NEW)()), ours.values(), strict=True):
             np.testing.assert_array_equal(mine, expected)
-    rivals, notes = peers.calls(case, peers.installed(), way)
-    assert set(rivals) <= {"torch", "torch.compile"}
-    assert set(notes.values()) <= {LACKING[way]}
+    found, notes = peers.calls(case, ["torch"], way)
+    assert not notes or notes == {"torch": LACKING[way]}
+    if not found:
+        return
     if case.op.family == IN_PLACE:  # what was tried has changed its own weights
-        rivals = {name: peers.SETUPS[name](case, way) for name in rivals}
-    for call in rivals.values():
-        for array in case.results.values():
-            array.fill(77)
-        for name, theirs in computed(case, call(), way).items():
-            cancels = case.op.name in CANCELLING and not ours[name].any()
-            if case.op.name not in DRAWN_ANEW and not cancels:
-                check_close([theirs], [ours[name]], terms, 2 if case.op.name in ROUNDED else 1)
-
-
-def computed(case, returned, way):
-    """What a peer's call returned in the form of a result, or else wrote into the case's arrays, by name."""
-    found = {name: array for name, array in case.results.items() if not (array == 77).all()}  # truth values always
-    if way == NEW:
-        assert all(array.dtype == bool for array in found.values())
-        found = {}
-    each = [array.numpy() if hasattr(array, "numpy") else np.asarray(array) for array in listed(returned)]
-    like = dict(list(case.results.items())[: len(each)]) if len(each) == len(case.results) else case.results
-    returned_too = {
-        name: theirs.reshape(ours.shape)  # gather_nd's peer counts the slices along one axis
-        for (name, ours), theirs in zip(like.items(), each, strict=False)
-        if theirs.size == ours.size
-    }
-    assert found or returned_too
-    return found | (returned_too if len(each) == len(case.results) else {})
+        found = {"torch": peers.SETUPS["torch"](case, way)}
+    for array in case.results.values():
+        array.fill(77)
+    returned = [
+        each.detach().numpy() if hasattr(each, "detach") else np.asarray(each) for each in listed(found["torch"]())
+    ]
+    written = {name: array for name, array in case.results.items() if not (array == 77).all()}  # truth values always
+    assert way == GIVEN or all(array.dtype == bool for array in written.values())
+    known = ours if len(returned) == len(ours) or case.op.name not in OTHER_ORDER else list(ours)[:1]
+    found = dict(zip(known, returned, strict=False)) | (written if way == GIVEN else {})
+    for name, theirs in found.items():
+        if case.op.name not in OTHER_NUMBERS:
+            got, expected = (each.ravel()[:: max(1, each.size >> 12)] for each in (theirs, ours[name]))
+            check_close([got], [expected], terms, 2 if case.op.name in ROUNDED else 1)
 
 
 @pytest.mark.parametrize("peer", peers.installed())
@@ -168,7 +173,7 @@ def test_ways_and_the_faster_of_two_calls():
 
 def test_torch_computes_every_operator():
     pytest.importorskip("torch")
-    assert set(peers.TORCH) == set(operators())
+    assert set(peers.TORCH) >= set(operators())
 
 
 def test_unknown_peers_are_refused():
