@@ -1,22 +1,8 @@
-"""Measure the operators beside torch, onnxruntime, SciPy and NumPy.
+"""`python -m bench`: the operators beside torch, onnxruntime, SciPy and NumPy."""
 
-Everybody uses the same arrays and number of threads, and takes turns, in the two ways in which users work: with results
-in memory that is given, after "given", and in new memory, after "new". GB/s of the first count each input and each
-result once; "of copy" compares that with a copy of as many bytes; "ratio" is the best peer's time over ours; "ulp" is
-the worst error against float64. Other work on the machine spoils the figures. On CUDA times are the device's, and
-"host" is that of our call.
+from functools import partial
 
-With --sweep softmax, log_softmax and their gradients, or --ops, on rows of 1 to 4 million elements and along inner
-axes: time per element. With --isa for another instruction set.
-
-Example: python -m bench --ops relu,softmax_grad --json result.json
-"""
-
-import argparse
-import sys
-from collections.abc import Sequence
-
-from bench import instruction_sets, tables
+from bench import command, instruction_sets, tables
 from bench.command import QUICK_LIMIT, BenchOptions, told
 from bench.run import measured
 from opgrad.base.terminal import console
@@ -25,26 +11,33 @@ from opgrad.base.terminal import console
 CELL, SWEEP_CELL = 3.5, 0.4
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Measure what a command line asks for, print the tables, write the files."""
-    parser = argparse.ArgumentParser(
-        "python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options = BenchOptions.parsed(parser, words)
-    try:
-        options.check()
-        instruction_sets.hold(options.isa, "bench", words)
-        each = (SWEEP_CELL if options.sweep else CELL) + (options.seconds or 0.0)
-        with told(each, QUICK_LIMIT if options.quick else None) as progress:
-            result, written = measured(options, progress)
-        tables.show(console(), result)
-        if options.plot is not None:
-            from bench.plots import drawing, save
+def bench(options: BenchOptions) -> None:
+    """Measure the operators beside torch, onnxruntime, SciPy and NumPy.
 
-            save(drawing(written), options.plot)
-    except (ValueError, RuntimeError) as error:
-        sys.exit(str(error))
+    Everybody uses the same arrays and number of threads, and takes turns, in the two ways in which users work: with
+    results in memory that is given, after "given", and in new memory, after "new". GB/s of the first count each input
+    and each result once; "of copy" compares that with a copy of as many bytes; "ratio" is the best peer's time over
+    ours; "ulp" is the worst error against float64. Other work on the machine spoils the figures. On CUDA times are the
+    device's, and "host" is that of our call.
 
+    With --sweep softmax, log_softmax and their gradients, or --ops, on rows of 1 to 4 million elements and along inner
+    axes: time per element. With --isa for another instruction set.
+
+    Example: python -m bench --ops relu,softmax_grad --json result.json
+    """
+    options.check()
+    instruction_sets.hold(options.isa, "bench")
+    each = (SWEEP_CELL if options.sweep else CELL) + (options.seconds or 0.0)
+    with told(each, QUICK_LIMIT if options.quick else None) as progress:
+        result, written = measured(options, progress)
+    tables.show(console(), tables.parts(result))
+    if options.plot is not None:
+        from bench.plots import drawing, save
+
+        save(drawing(written), options.plot)
+
+
+main = partial(command.run, bench)
 
 if __name__ == "__main__":
     main()

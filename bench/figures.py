@@ -60,8 +60,8 @@ class Figures:
     ways: Mapping[str, Times]
 
     @property
-    def name(self) -> str:
-        return f"{self.operator} {self.workload} {self.dtype}"
+    def key(self) -> tuple[str, str, str]:
+        return self.operator, self.workload, self.dtype
 
     @property
     def shape(self) -> str:

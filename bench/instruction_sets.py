@@ -59,11 +59,11 @@ def legend(machine: Mapping[str, Any]) -> str:
     return f" Held to {title(machine)} on a processor with {has}, but for onnxruntime and SciPy, which use all it has."
 
 
-def hold(name: str, program: str, words: Sequence[str] | None) -> None:
+def hold(name: str, program: str) -> None:
     """Begin the program anew, held to the set of this name, unless the process has no higher one; "": what there is.
 
-    program: a module with its command line; words: None for this process's.
-    Raises ValueError for a set that is unknown or that the processor lacks.
+    program: a module whose command line this process has. Raises ValueError for a set that is unknown or that the
+    processor lacks.
     """
     own = {64: AVX512, 32: AVX2}.get(vector_bytes())
     if not name:
@@ -73,7 +73,7 @@ def hold(name: str, program: str, words: Sequence[str] | None) -> None:
     if own is None or (name == AVX512 and own == AVX2):
         raise ValueError(f"bench: isa is {name!r}, but this processor has no {TITLES[name]}")
     if name != own:
-        command = [sys.executable, "-m", program, *(sys.argv[1:] if words is None else words)]
+        command = [sys.executable, "-m", program, *sys.argv[1:]]
         sys.stdout.flush()
         os.execve(sys.executable, command, os.environ | _variables())
 

@@ -70,19 +70,20 @@ class Table:
             table.add_row(*row, style="red" if place in self.slower else "")
         return table
 
-    def markdown(self) -> str:
-        """The table for the documents."""
+    def markdown(self, titled: bool = False) -> str:
+        """The table for the documents. titled: with its title, if it has one."""
         code = self.columns[0] in NAMES
         rows = [[f"`{row[0]}`" if code else row[0], *row[1:]] for row in self.rows]
         lines = [self.columns, [RULES[side] for side in self._sides], *rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        head = f"#### {self.title}\n\n" if titled and self.title else ""
+        return head + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     @property
     def _sides(self) -> str:
         return self.align.ljust(len(self.columns), "r")
 
 
-def print_parts(console: Console, parts: Iterable[str | Table]) -> None:
+def show(console: Console, parts: Iterable[str | Table]) -> None:
     """Print lines and tables, as wide as they are where there is no terminal."""
     if not console.is_terminal:
         console.width = PIPE_WIDTH
@@ -93,47 +94,25 @@ def print_parts(console: Console, parts: Iterable[str | Table]) -> None:
             console.print(part, highlight=False, markup=False)
 
 
-def show(console: Console, result: Result) -> None:
-    """Print every cell, the geometric mean and the cells where a peer is faster."""
-    print_parts(console, _shown(result))
-
-
-def _shown(result: Result) -> Iterator[str | Table]:
-    cells = figures(result)
-    if cells:
-        yield from (_plain_table(result), summary(cells))
-    yield from _other_tables(result)
-    yield from _sweep_tables(result)
-    yield machine_line(result)
-    yield from filter(None, (described(result), few_samples(result)))
-    for way in WAYS:
-        slower = ((cell, cell.ways[way]) for cell in losses(cells, way))
-        yield from (f"  slower, {way}: {cell.name}, {times.ratio:.2f}x {times.peer}" for cell, times in slower)
-    yield from (f"  left out: {line}" for line in left_out(result))
+def text(parts: Iterable[str | Table]) -> str:
+    """Lines and tables for the documents."""
+    return "\n\n".join(part if isinstance(part, str) else part.markdown(titled=True) for part in parts)
 
 
 def full_table(result: Result) -> str:
-    """Markdown: every cell, those of other groups in tables of their own."""
-    cells = figures(result)
-    parts = [machine_line(result), described(result), few_samples(result)]
-    if cells:
-        parts += [summary(cells), _plain_table(result).markdown()]
+    """Markdown of a result of cells."""
+    return text(parts(result))
+
+
+def parts(result: Result) -> Iterator[str | Table]:
+    """What is said of a result of cells: where and when, the geometric mean, every cell, and what was left out."""
+    yield from filter(None, (machine_line(result), described(result), few_samples(result)))
+    if cells := figures(result):
+        yield from (summary(cells), _plain_table(result))
     if notes := left_out(result):
-        parts.append("\n".join(f"* left out: {line}" for line in notes))
-    for table in _other_tables(result):
-        parts += [f"#### {table.title}", table.markdown()]
-    return "\n\n".join(filter(None, parts))
-
-
-def by_key(result: Result) -> dict[tuple[str, str, str], Figures]:
-    """The plain cells by operator, shape and dtype."""
-    return {(cell.operator, cell.workload, cell.dtype): cell for cell in figures(result)}
-
-
-def sweep_table(result: Result) -> str:
-    """Markdown: a row for each curve of a sweep, and for each other shape."""
-    tables = (table.markdown() for table in _sweep_tables(result))
-    return "\n\n".join(filter(None, [*tables, machine_line(result), described(result), few_samples(result)]))
+        yield "\n".join(f"* left out: {line}" for line in notes)
+    yield from _other_tables(result)
+    yield from _sweep_tables(result)
 
 
 # --- sentences ------------------------------------------------------------------------------------------------------

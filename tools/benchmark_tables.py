@@ -8,7 +8,7 @@ from typing import Any
 from bench import instruction_sets
 from bench.figures import Figures, Times, described, few_samples, figures, geometric_mean
 from bench.measure import NEW, WAYS
-from bench.tables import WHERE, Table, by_key, duration, machine_line, summary, title
+from bench.tables import WHERE, Table, duration, machine_line, summary, title
 
 
 def short_table(results: Sequence[dict[str, Any]], rows: Sequence[tuple[str, str]]) -> str:
@@ -16,7 +16,7 @@ def short_table(results: Sequence[dict[str, Any]], rows: Sequence[tuple[str, str
 
     results: one, or one for each instruction set, with columns of its own.
     """
-    found = [by_key(result) for result in results]
+    found = [{cell.key: cell for cell in figures(result)} for result in results]
     columns = ["operator, float32"]
     for result in results:
         of_set = f"{instruction_sets.title(result['machine'])}: " if len(results) > 1 else ""
@@ -42,7 +42,7 @@ def headline_table(result: dict[str, Any]) -> str:
     cells = figures(result)
     chosen = [cell for cell in cells if cell.headline]
     dtypes = list(dict.fromkeys(cell.dtype for cell in chosen))
-    found = {(cell.operator, cell.workload, cell.dtype): cell for cell in chosen}
+    found = {cell.key: cell for cell in chosen}
     rows = [
         [operator, workload, *(_entry(found.get((operator, workload, dtype))) for dtype in dtypes)]
         for operator, workload in dict.fromkeys((cell.operator, cell.workload) for cell in chosen)

@@ -301,9 +301,9 @@ def benchmark(root: Path, _: Path) -> str:
 
 def sweep(root: Path, _: Path) -> str:
     """The table of the newest sweep, for each instruction set if there are several."""
-    from bench.tables import sweep_table
+    from bench.tables import full_table
 
-    return "\n\n".join(map(sweep_table, newest_sweeps(root))) or NO_RESULT
+    return "\n\n".join(map(full_table, newest_sweeps(root))) or NO_RESULT
 
 
 def cells(result: dict[str, Any]) -> str:
@@ -335,12 +335,11 @@ def result_pages(root: Path, folder: Path) -> str:
 
 def training_steps(root: Path, _: Path) -> str:
     """The table of every result of training steps, the newest first."""
-    from bench.steps.tables import markdown
-    from bench.tables import title
+    from bench.steps.tables import parts
+    from bench.tables import text, title
 
     found = [result for result in all_results(root).values() if "training" in result]
-    parts = [f"#### {title(result)}\n\n{markdown(result)}" for result in reversed(found)]
-    return "\n\n".join(parts) or NO_RESULT
+    return "\n\n".join(f"#### {title(each)}\n\n{text(parts(each))}" for each in reversed(found)) or NO_RESULT
 
 
 def tuning(root: Path, _: Path) -> str:

@@ -8,11 +8,10 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,11 +22,12 @@ import numpy as np
 
 import opgrad
 from bench import measure
-from bench.command import CommandLine, said
+from bench.command import CommandLine
 from bench.measure import hot_turns, measure_each, take_turns
 from bench.run import dated, surroundings
 from bench.steps import api_step, generated
 from bench.steps.generated import TORCH, best_of_torch, disagreements, measure_attention, thread_counts
+from opgrad.cli.options import opt
 from opgrad.training import ArtifactSet, Checkpoint, api
 from opgrad.training.engine.memory import TrainingMemory, started
 from opgrad.training.engine.training_graph import BoundGraph, open_training, session_options
@@ -62,42 +62,37 @@ class StepProcess:
     def turn(self, what: str) -> Any:
         """Seconds of some calls: "step", or "optimizer" alone. Or bytes: "resident"."""
         assert self._process.stdin is not None
-        self._process.stdin.write(what + "\n")
-        self._process.stdin.flush()
+        print(what, file=self._process.stdin, flush=True)
         return self._read()
 
     def _read(self, error: type[RuntimeError] = RuntimeError) -> Any:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            last = self._messages.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            raise error(f"bench: the process that trains ended: {last[0]}")
-        return json.loads(line)
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        last = self._messages.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        raise error(f"bench: the process that trains ended: {last[0]}")
 
 
 @contextmanager
 def step_process(
-    python: Path,
-    api: str,
-    folder: Path,
-    data: Mapping[str, np.ndarray],
-    threads: int,
-    environment: Mapping[str, str] | None = None,
+    python: Path, api: str, folder: Path, data: Mapping[str, np.ndarray], environment: Mapping[str, str] | None = None
 ) -> Iterator[StepProcess]:
     """The step of an API on a set and a batch.
 
     python: the interpreter. environment: variables beside those of this process.
     Raises RuntimeError if it cannot be run or lacks the package, `Refused` for a set that it cannot train.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch:
         batch, messages = Path(scratch) / "batch.npz", Path(scratch) / "messages"
         np.savez(batch, **data)  # type: ignore[arg-type]
-        command = list(map(str, (python, api_step.__file__, measure.__file__, api, folder, batch, threads)))
+        words = python, api_step.__file__, measure.__file__, api, folder, batch, opgrad.get_num_threads()
         pipe, variables = subprocess.PIPE, os.environ | (environment or {})
         with messages.open("w") as errors:
             began = time.perf_counter()
             try:
-                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=variables)
+                process = subprocess.Popen(
+                    list(map(str, words)), stdin=pipe, stdout=pipe, stderr=errors, text=True, env=variables
+                )
             except OSError as error:
                 raise RuntimeError(f"bench: {python} cannot be run: {error.strerror}") from None
         with process:
@@ -107,34 +102,33 @@ def step_process(
                 process.kill()
 
 
-def start(folder: Path, data: Mapping[str, np.ndarray], old_python: Path | None, threads: int) -> dict[str, Any]:
+def start(folder: Path, data: Mapping[str, np.ndarray], old_python: Path | None) -> dict[str, Any]:
     """Seconds from the start of a process to the end of its first step, and its bytes in memory some steps later.
 
     By name: ours with nothing compiled yet, ours with all kernels in the cache, and the old runtime's. Why it cannot
     be told under "left_out".
     """
-    with tempfile.TemporaryDirectory(prefix="opgrad-bench-") as cache:
-        source = str(Path(opgrad.__file__).parents[1])
-        paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+    found: dict[str, tuple[float, float | None]] = {}
+    with TemporaryDirectory(prefix="opgrad-bench-") as cache:
+        paths = [str(Path(opgrad.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         ours = {"OPGRAD_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(paths)}
-        own, found = (Path(sys.executable), OWN_API, folder, data, threads, ours), {}
+        own = Path(sys.executable), OWN_API, folder, data, ours
         try:
-            found[COLD] = _started([own])
-            found[WARM] = _started([own] * STARTS)
+            found |= {COLD: _started(1, *own), WARM: _started(STARTS, *own)}
         except RuntimeError as error:
             return {"left_out": str(error)}
     if old_python is not None:
         with suppress(Refused):  # the table of steps says so
-            found[OLD] = _started([(old_python, OLD_API, folder, data, threads)] * STARTS)
+            found[OLD] = _started(STARTS, old_python, OLD_API, folder, data)
     seconds = {name: times for name, (times, _) in found.items()}
     return {"first": seconds, "resident": {name: size for name, (_, size) in found.items() if size is not None}}
 
 
-def _started(processes: list[tuple[Any, ...]]) -> tuple[float, float | None]:
-    """The medians of seconds and bytes of processes like these, one after the other."""
+def _started(count: int, *given: Any) -> tuple[float, float | None]:
+    """The medians of seconds and bytes of so many processes, one after the other."""
     seconds, sizes = [], []
-    for arguments in processes:
-        with step_process(*arguments) as process:
+    for _ in range(count):
+        with step_process(*given) as process:
             seconds.append(process.seconds)
             for _ in range(TURNS):
                 process.turn("step")
@@ -157,21 +151,14 @@ Job = tuple[str, Callable[[], dict[str, Any]]]  # what is measured, with its nam
 class StepOptions(CommandLine):
     """What to measure, as the command line has it."""
 
-    folders: list[Path] | None = field(
-        default=None, metadata=said("Artifact sets; default: those of examples/.", "DIR")
-    )
-    batches: str = field(default="", metadata=said("Default: 4,50,500.", "ROWS,…"))
-    models: str = field(
+    batches: str = opt("Default: 4,50,500.", default="", metavar="ROWS,…")
+    models: str = opt(
+        "Of GPT-2, BERT, ViT, MobileNetV2, small ones, and GPT-2-1024, Llama-1024, with attention in tiles and "
+        "without; default: all, and the examples.",
         default="",
-        metadata=said(
-            "Of GPT-2, BERT, ViT, MobileNetV2, small ones, and GPT-2-1024, Llama-1024, with attention in tiles and "
-            "without; default: all, and the examples.",
-            "NAME,…",
-        ),
+        metavar="NAME,…",
     )
-    old_python: Path | None = field(
-        default=None, metadata=said("A Python with onnxruntime-training, measured as well.", "PATH")
-    )
+    old_python: Path | None = opt("A Python with onnxruntime-training, measured as well.", metavar="PATH")
 
 
 def examples() -> list[Path]:
@@ -179,19 +166,19 @@ def examples() -> list[Path]:
     return [path.parent for path in sorted((ROOT / "examples").glob("*/training_model.onnx"))]
 
 
-def run(options: StepOptions, progress: Progress) -> dict[str, Any]:
+def run(options: StepOptions, progress: Progress, folders: Sequence[Path] = ()) -> dict[str, Any]:
     """Measure every set with every batch and return what a result file holds: what is done so far, if interrupted.
 
-    options: without folders and models, the examples of the source tree and all models. progress: called before each
-    cell. Raises what `ArtifactSet.load` raises, ValueError for unknown models and wrong batches, and RuntimeError if
-    the old runtime does not start.
+    folders: of the sets; without any, and without models, the examples of the source tree and all models. progress:
+    called before each cell. Raises what `ArtifactSet.load` raises, ValueError for unknown models and wrong batches, and
+    RuntimeError if the old runtime does not start.
     """
     began = time.perf_counter()
     batches = _batches(options.batches) if options.batches else BATCHES
     seconds = options.seconds_of(SECONDS)
-    alone = bool(options.folders or options.models)
+    alone = bool(folders or options.models)
     models = _architectures(options.names("models")) if options.models or not alone else ()
-    sets = [ArtifactSet.load(folder) for folder in options.folders or ([] if alone else examples())]
+    sets = [ArtifactSet.load(folder) for folder in folders or ([] if alone else examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in batches]
     how = seconds, options.old_python
     jobs: dict[str, list[Job]] = {"training": [], "starts": [], "generated": [], "attention": []}
@@ -261,7 +248,7 @@ def _of_torch(measure: Callable[..., dict[str, Any]], name: str, seconds: float)
 
 def _start(artifacts: ArtifactSet, batch: int, old_python: Path | None) -> dict[str, Any]:
     """How long a process takes to the first step with the smallest batch, and how much memory."""
-    found = start(artifacts.directory, sample_batch(artifacts, batch), old_python, opgrad.get_num_threads())
+    found = start(artifacts.directory, sample_batch(artifacts, batch), old_python)
     return {"set": artifacts.name, "batch": batch, **found}
 
 
@@ -312,7 +299,7 @@ def measure_set(
             notes[TORCH] = str(error)
         try:
             if old_python is not None:
-                process = step_process(old_python, OLD_API, of_old or artifacts.directory, data, threads)
+                process = step_process(old_python, OLD_API, of_old or artifacts.directory, data)
                 old = stack.enter_context(process)  # which ends with the stack
                 contestants |= {OLD: partial(old.turn, STEP), OLD_OPTIMIZER: partial(old.turn, OPTIMIZER)}
                 losses[OLD], versions = old.loss, old.versions

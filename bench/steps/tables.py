@@ -1,18 +1,17 @@
-"""The result of `python -m bench.steps`: tables in the terminal, Markdown for the documents, a picture."""
+"""The result of `python -m bench.steps`: tables, and a picture."""
 
 import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from matplotlib.figure import Figure as Drawing
-from rich.console import Console
 
 from bench import instruction_sets
 from bench.figures import few_samples, machine_line, medians
 from bench.plots import PLAIN_NUMBERS, ROW, blank
 from bench.steps.generated import GENERATED, OLD_GRAPH, RECOMPUTED, SCORES, TILES, TORCH
 from bench.steps.run import COLD, GRAPH, OLD, OLD_OPTIMIZER, OPTIMIZER, STEP, WARM
-from bench.tables import Table, duration, print_parts
+from bench.tables import Table, duration
 
 COLUMNS = ("set", "batch", "step", "graph", "optimizer", "Python", "torch", "old step", "old optimizer", "ratio")
 START_COLUMNS = (
@@ -86,22 +85,20 @@ def _megabytes(size: float) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
-def _tables(result: Mapping[str, Any]) -> Iterator[Table]:
-    """The steps, and where they were measured first steps, generated graphs, and attention."""
-    parts = (COLUMNS, rows), (START_COLUMNS, start_rows), (GENERATED_COLUMNS, generated_rows)
-    for columns, made in (*parts, (ATTENTION_COLUMNS, attention_rows)):
+def parts(result: Mapping[str, Any]) -> Iterator[str | Table]:
+    """What is said of a result of steps: where and when, how fast steps are, tables, and what was left out."""
+    yield surroundings(result)
+    if said := few_samples(result):
+        yield said
+    if both := [cell["times"] for cell in result["training"] if OLD in cell.get("times", ())]:
+        mean = statistics.geometric_mean(times[OLD]["median"] / times[STEP]["median"] for times in both)
+        yield f"Over {len(both)} cells a step is {mean:.2f} times as fast as the old runtime's (geometric mean)."
+    tables = (COLUMNS, rows), (START_COLUMNS, start_rows), (GENERATED_COLUMNS, generated_rows)
+    for columns, made in (*tables, (ATTENTION_COLUMNS, attention_rows)):
         if found := list(made(result)):
             yield Table(columns, found, align="l")
-
-
-def _speed(result: Mapping[str, Any]) -> list[str]:
-    """How fast steps are beside the old runtime's, over all sets and batches; nothing where it was not measured."""
-    both = [cell["times"] for cell in result["training"] if OLD in cell.get("times", ())]
-    if not both:
-        return []
-    ratios = [times[OLD]["median"] / times[STEP]["median"] for times in both]
-    mean = statistics.geometric_mean(ratios)
-    return [f"Over {len(ratios)} cells a step is {mean:.2f} times as fast as the old runtime's (geometric mean)."]
+    if notes := "\n".join(f"* left out: {note}" for note in _notes(result)):
+        yield notes
 
 
 def _notes(result: Mapping[str, Any]) -> Iterator[str]:
@@ -118,29 +115,8 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
 def surroundings(result: Mapping[str, Any]) -> str:
     """Machine, threads and versions, also those of the old runtime."""
     found = [cell["old_versions"] for cell in result["training"] if "old_versions" in cell]
-    line = machine_line(result)
-    if not found:
-        return line
-    return f"{line} Old runtime: {', '.join(f'{name} {version}' for name, version in found[0].items())}."
-
-
-def show(console: Console, result: Mapping[str, Any]) -> None:
-    """Print the tables."""
-    left_out = [f"  left out: {note}" for note in _notes(result)]
-    print_parts(console, [*_tables(result), *_speed(result), surroundings(result), *left_out])
-
-
-def markdown(result: Mapping[str, Any]) -> str:
-    """The tables for the documents."""
-    left_out = "\n".join(f"* left out: {note}" for note in _notes(result))
-    parts = [
-        surroundings(result),
-        few_samples(result),
-        *_speed(result),
-        *(table.markdown() for table in _tables(result)),
-        left_out,
-    ]
-    return "\n\n".join(filter(None, parts))
+    said = ", ".join(f"{name} {version}" for name, version in found[0].items()) if found else ""
+    return f"{machine_line(result)} Old runtime: {said}." if said else machine_line(result)
 
 
 # --- the picture ----------------------------------------------------------------------------------------------------

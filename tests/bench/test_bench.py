@@ -31,7 +31,7 @@ from bench.cpu_target import Target, copier
 from bench.figures import described, figures, geometric_mean, losses, read, stamped
 from bench.measure import GIVEN, NEW, WAYS
 from bench.run import prepared, previous, run, store, target
-from bench.tables import NOBODY, TITLES, duration, full_table, show, summary
+from bench.tables import NOBODY, TITLES, duration, full_table, parts, show, summary
 from opgrad.cli.examples import examples
 from opgrad.cli.examples.arguments import error_in_ulp, last_place
 from opgrad.contract import DTYPES as NUMPY_DTYPES
@@ -195,7 +195,7 @@ def test_an_example_has_a_table_of_its_own():
     result = run(Target(), cells, ["numpy"], 0, {}, lambda done, total, cell: None)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     console = Console(record=True, file=io.StringIO())
-    show(console, result)
+    show(console, parts(result))
     assert TITLES[GRAPH] in console.export_text()
     assert "Over " not in full_table(result)
 

@@ -18,7 +18,8 @@ from bench.steps import generated
 from bench.steps.__main__ import main
 from bench.steps.run import OLD_API, StepOptions, examples, run
 from bench.steps.run import measure_set as measure
-from bench.steps.tables import GENERATED_COLUMNS, attention_rows, drawing, generated_rows, markdown, rows
+from bench.steps.tables import GENERATED_COLUMNS, attention_rows, drawing, generated_rows, parts, rows
+from bench.tables import text as text_of
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.run.job import sample_batch
 
@@ -43,6 +44,10 @@ def one_thread(threads):
 def no_starts(monkeypatch):
     """No process compiles everything for a first step."""
     monkeypatch.setattr(training, "start", lambda *_: {"first": {"warm": 1.0}, "resident": {}})
+
+
+def text_of_result(result):
+    return text_of(parts(result))
 
 
 def made_up_training():
@@ -115,7 +120,7 @@ def test_the_old_runtime_takes_its_turns_in_a_process_of_its_own(monkeypatch, tm
 def test_a_start_is_measured_cold_warm_and_beside_the_old_runtime(monkeypatch, tmp_path):
     """All three in the made-up runtime's place."""
     python = old_runtime(monkeypatch, tmp_path, 1.0)
-    found = START(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)
+    found = START(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python)
     assert set(found["first"]) == {"cold", "warm", "old"}
     assert found["resident"] == dict.fromkeys(("cold", "warm", "old"), 2**26)
 
@@ -124,7 +129,7 @@ def test_a_start_of_our_own(tmp_path):
     """A step of a set by `opgrad.training.api` in a process as the benchmark starts it."""
     write_linear_set(tmp_path)
     data = sample_batch(ArtifactSet.load(tmp_path), 5)
-    with training.step_process(Path(sys.executable), training.OWN_API, tmp_path, data, 1) as started:
+    with training.step_process(Path(sys.executable), training.OWN_API, tmp_path, data) as started:
         assert started.seconds > 0
         assert min(started.turn("step")) > 0
         assert started.turn("resident") is None or started.turn("resident") > 1e7
@@ -144,19 +149,19 @@ def test_a_set_that_the_old_runtime_refuses_has_a_note(monkeypatch, tmp_path):
     cell = measure(ArtifactSet.load(EXAMPLES / "digits"), 4, 0.0, python)
     assert "old" not in cell["times"]
     assert "AttentionTraining is unknown" in cell["notes"]["old"]
-    assert set(START(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python, 1)) == {"left_out"}
+    assert set(START(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python)) == {"left_out"}
 
 
 def test_a_python_without_the_old_runtime_is_named():
     data = {"x": np.zeros(2, np.float32)}
     with (
         pytest.raises(RuntimeError, match="no/python cannot be run: No such file"),
-        training.step_process(Path("no/python"), OLD_API, EXAMPLES / "digits", data, 1),
+        training.step_process(Path("no/python"), OLD_API, EXAMPLES / "digits", data),
     ):
         pass
     with (
         pytest.raises(RuntimeError, match=r"the process that trains ended: .*onnxruntime"),
-        training.step_process(Path(sys.executable), OLD_API, EXAMPLES / "digits", data, 1),
+        training.step_process(Path(sys.executable), OLD_API, EXAMPLES / "digits", data),
     ):
         pass
 
@@ -170,7 +175,7 @@ def test_the_command_writes_a_result_file(tmp_path, capsys):
     result = json.loads(file.read_text())
     assert [(cell["set"], cell["batch"]) for cell in result["training"]] == [(tmp_path.name, 3), (tmp_path.name, 5)]
     assert result["cells"] == []
-    assert "no torch model" in markdown(result)
+    assert "no torch model" in text_of_result(result)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -193,9 +198,9 @@ def test_the_examples_are_the_default():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--batches", "4,x"], "bench.steps: bench: batches is '4,x', expected numbers of rows such as 4,50,500"),
-        (["--models", "VGG"], "bench.steps: bench: models has 'VGG', expected of "),
-        (["--isa", "sse"], "bench.steps: bench: isa is 'sse', expected of avx2, avx512"),
+        (["--batches", "4,x"], "bench: batches is '4,x', expected numbers of rows such as 4,50,500"),
+        (["--models", "VGG"], "bench: models has 'VGG', expected of "),
+        (["--isa", "sse"], "bench: isa is 'sse', expected of avx2, avx512"),
     ],
 )
 def test_unknown_names_are_refused(words, message):
@@ -234,17 +239,17 @@ def test_interruption_keeps_what_is_measured(monkeypatch):
         return {"batch": batch}
 
     monkeypatch.setattr(training, "measure_set", stand_in)
-    result = run(StepOptions(folders=[EXAMPLES / "digits"], batches="4,5"), lambda *_: None)
+    result = run(StepOptions(batches="4,5"), lambda *_: None, [EXAMPLES / "digits"])
     assert result["training"] == [{"batch": 4}]
     with pytest.raises(KeyboardInterrupt):
-        run(StepOptions(folders=[EXAMPLES / "digits"], batches="4,5"), lambda *_: None)
+        run(StepOptions(batches="4,5"), lambda *_: None, [EXAMPLES / "digits"])
 
 
 def test_tables_say_what_python_takes_and_how_the_best_peer_does():
     first, second = rows(made_up_training())
     assert first == ["digits", "4", "1 ms", "600 µs", "100 µs", "300 µs", "3 ms", "2 ms", "400 µs", "2.00"]
     assert second == ["other", "4", "1 ms", "600 µs", "100 µs", "300 µs", "", "", "", ""]
-    text = markdown(made_up_training())
+    text = text_of_result(made_up_training())
     assert "| digits | 4 | 1 ms | 600 µs | 100 µs | 300 µs | 3 ms | 2 ms | 400 µs | 2.00 |" in text
     assert "Old runtime: python 3.9." in text
     assert "Over 1 cells a step is 2.00 times as fast as the old runtime's (geometric mean)." in text
@@ -269,7 +274,7 @@ def test_gradients_are_generated_anew_beside_the_old_graph():
     assert cell["peak"]["generated"] > 0
     (row,) = generated_rows({"generated": [cell]})
     assert len(row) == len(GENERATED_COLUMNS)
-    assert "| 2 segments' peak |" in markdown({**made_up_training(), "generated": [cell]})
+    assert "| 2 segments' peak |" in text_of_result({**made_up_training(), "generated": [cell]})
 
 
 def test_models_of_torch_are_exported_and_differentiated(monkeypatch):
@@ -305,7 +310,7 @@ def test_attention_in_tiles_is_measured_beside_matrices_of_scores(name, monkeypa
     assert json.loads(json.dumps(result)) == result
     (row,) = attention_rows(result)
     assert row[0] == name
-    assert "peak with scores" in markdown(result)
+    assert "peak with scores" in text_of_result(result)
 
 
 def test_training_steps_have_a_bar_for_each_contestant():

@@ -8,7 +8,7 @@ from bench.command import BenchOptions
 from bench.plots import drawing, save
 from bench.run import prepared, read, store
 from bench.sweep import Curve, curves
-from bench.tables import show, sweep_table
+from bench.tables import full_table, parts, show
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def test_a_sweep_has_a_curve_for_each_operator(tiny, tmp_path):
     assert {cell["workload"] for cell in result["cells"]} == {"1024x1", "146x7", "1x2000"}
     save(drawing(result), tmp_path / "sweep.png")
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    show(screen := Console(record=True, width=150), result)
+    show(screen := Console(record=True, width=150), parts(result))
     assert "Rows of every length" in screen.export_text()
-    assert sweep_table(result).count("`softmax`") == 1
+    assert full_table(result).count("`softmax`") == 1
 
 
 def test_a_sweep_goes_on_where_it_ended(tiny, tmp_path):
@@ -68,7 +68,7 @@ def test_curves_along_other_axes(monkeypatch, tiny, tmp_path):
     inner = {"axis 1, inner 3": [2, 5], "axis 1, inner 49": [2, 5]}
     assert found == {**inner, "axis 0": [2, 10], "rows": [1, 7, 2000]}
     assert [cell.workload for cell in sweep.shapes(result)] == ["2x3x2x2, axis 1", "2x5x3x1, axis 1"]
-    text = sweep_table(result)
+    text = full_table(result)
     assert "| `softmax` | float32 | axis 1, inner 49 | 2 |" in text
     assert "| `softmax` | 2x5x3x1, axis 1 | float32 |" in text
     save(drawing(result), tmp_path / "sweep.png")
