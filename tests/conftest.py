@@ -25,9 +25,12 @@ if importlib.util.find_spec("jaxlib") and importlib.metadata.version("jaxlib").s
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 # Set before opgrad is imported; the suite's subprocesses, pytest's workers too, share one cache. Kernels stay from run
-# to run, under the digests of all that makes them; where CI is set the suite starts cold.
+# to run, under the digests of all that makes them; where CI is set the suite starts cold, or with the kernels that
+# another one has left in the folder that OPGRAD_TEST_KERNELS names.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    if os.environ.get("CI"):
+    if "OPGRAD_TEST_KERNELS" in os.environ:
+        os.environ["OPGRAD_CACHE_DIR"] = os.environ["OPGRAD_TEST_KERNELS"]
+    elif os.environ.get("CI"):
         _cache = tempfile.TemporaryDirectory(prefix="opgrad-tests-")
         os.environ["OPGRAD_CACHE_DIR"] = _cache.name
     else:
