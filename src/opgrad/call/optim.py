@@ -86,14 +86,9 @@ def adam_rows(
 
 
 def _run(
-    name: str,
-    kernel: Any,
-    rows: Array,
-    values: Array,
-    tables: Sequence[Array],
-    factors: Array,
+    name: str, kernel: Any, rows: Array, values: Array, tables: Sequence[Array], factors: Array,
     named: Callable[..., dict[str, Any]],
-) -> None:
+) -> None:  # fmt: skip
     """Run a kernel over rows; `named` gives its arguments from table, values and the other tables."""
     rows, values = np.ascontiguousarray(rows), np.ascontiguousarray(values)
     _check(name, rows, values, tables)

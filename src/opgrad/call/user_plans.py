@@ -58,14 +58,9 @@ class PlannedCall(Function):
         return self._runner.plan.implementation
 
     def __call__(
-        self,
-        *inputs: Array,
-        out: Array | tuple[Array, ...],
-        where: Array | None = None,
-        operands: Sequence[Any] | None = None,
-        seed: int | None = None,
-        offset: int | None = None,
-    ) -> Any:
+        self, *inputs: Array, out: Array | tuple[Array, ...], where: Array | None = None,
+        operands: Sequence[Any] | None = None, seed: int | None = None, offset: int | None = None,
+    ) -> Any:  # fmt: skip
         """Run on NumPy arrays of the planned shapes, dtypes and strides; returns `out`.
 
         inputs: the arrays, in the operator's order. out: where to write; for several results a tuple.

@@ -63,13 +63,8 @@ def memory_order(shape: Shape, strides: Shape) -> tuple[int, ...]:
 
 
 def _arrange(
-    shape: Shape,
-    order: tuple[int, ...],
-    start: int,
-    stop: int,
-    operands: Layouts,
-    any_stride: bool,
-) -> Arrangement:
+    shape: Shape, order: tuple[int, ...], start: int, stop: int, operands: Layouts, any_stride: bool,
+) -> Arrangement:  # fmt: skip
     groups = [order[:start], order[start:stop], order[stop:]]
     outer, n, inner = (math.prod(shape[axis] for axis in group) for group in groups)
     strides = {}

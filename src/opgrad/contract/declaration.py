@@ -297,17 +297,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def operator(
-    formula: str = "",
-    *,
-    results: Mapping[str, Tensor],
-    kind: Kind = "whole",
-    support: Support = EVERYWHERE,
-    forward: str | None = None,
-    onnx: OnnxName | tuple[OnnxName, ...] = (),
-    in_place: Mapping[str, tuple[str, ...]] | None = None,
-    general: General | None = None,
+    formula: str = "", *, results: Mapping[str, Tensor], kind: Kind = "whole", support: Support = EVERYWHERE,
+    forward: str | None = None, onnx: OnnxName | tuple[OnnxName, ...] = (),
+    in_place: Mapping[str, tuple[str, ...]] | None = None, general: General | None = None,
     instead: Mapping[str, Callable[..., Any]] | None = None,
-) -> Callable[[F], F]:
+) -> Callable[[F], F]:  # fmt: skip
     """Declare an operator: the function is its reference. `opgrad.call.arrays` makes the function that people call.
 
     formula: what it computes, for lists; by default the formula of the docstring.

@@ -66,12 +66,9 @@ class Problem:
 
 
 def prepare(
-    op: Operator,
-    specs: Sequence[Spec | None],
-    attributes: Attributes,
-    out: Sequence[Spec] | None = None,
+    op: Operator, specs: Sequence[Spec | None], attributes: Attributes, out: Sequence[Spec] | None = None,
     any_stride: bool = False,
-) -> Problem:
+) -> Problem:  # fmt: skip
     """Check a signature and lay it out; `out` describes results that the caller brings.
 
     any_stride: kernels take operands whose vectors are not contiguous. Raises the operator's TypeError,

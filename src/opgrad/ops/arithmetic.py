@@ -30,13 +30,9 @@ def _sum_shape(shapes: Shapes, attributes: Attributes) -> Shape:
     ),
 )
 def reduce_sum_training(
-    x: Annotated[Array, Tensor(FLOATS + INTEGERS)],
-    axes: tuple[int, ...] = (),
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    *,
-    out: Array | None = None,
-) -> Array:
+    x: Annotated[Array, Tensor(FLOATS + INTEGERS)], axes: tuple[int, ...] = (), keepdims: bool = True,
+    noop_with_empty_axes: bool = False, *, out: Array | None = None,
+) -> Array:  # fmt: skip
     """Sum over some axes.
 
     x: any shape; float32, float64, float16, bfloat16, int32 or int64.
@@ -79,12 +75,9 @@ def _divisor_shape(shapes: Shapes, _: Attributes) -> Shape:
     onnx=OnnxName("DivGrad", outputs=("da?", "db?")),
 )
 def div_grad(
-    dy: Annotated[Array, Tensor(FLOATS)],
-    a: Annotated[Array, Tensor(FLOATS, dtype_of="dy")],
-    b: Annotated[Array, Tensor(FLOATS, _divisor_shape, dtype_of="dy")],
-    *,
-    out: tuple[Array, Array] | None = None,
-) -> tuple[Array, Array]:
+    dy: Annotated[Array, Tensor(FLOATS)], a: Annotated[Array, Tensor(FLOATS, dtype_of="dy")],
+    b: Annotated[Array, Tensor(FLOATS, _divisor_shape, dtype_of="dy")], *, out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
     """Gradients of a / b with respect to both.
 
     dy: gradient with respect to the quotient, of the shape that a and b are broadcast to; float32, float64, float16
@@ -180,12 +173,9 @@ def zero_gradient(
     onnx=OnnxName("InPlaceAccumulator", ("buffer", "value", "update?"), ("sum",), types={"update": ("bool",)}),
 )
 def accumulate(
-    buffer: Annotated[Array, Tensor(FLOATS)],
-    value: Annotated[Array, shaped_like("buffer")],
-    update: bool = True,
-    *,
+    buffer: Annotated[Array, Tensor(FLOATS)], value: Annotated[Array, shaped_like("buffer")], update: bool = True, *,
     out: Array | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Add to a sum, or leave it as it is.
 
     buffer: the sum so far, any shape; float32, float64, float16 or bfloat16.

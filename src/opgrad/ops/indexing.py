@@ -89,15 +89,9 @@ def _rows_and_values(
     instead={"sparse": _rows_and_values},
 )
 def gather_grad(
-    shape: Sizes,
-    indices: Indices,
-    dy: Gathered,
-    axis: Axis = 0,
-    *,
-    check: bool = False,
-    sparse: bool = False,
+    shape: Sizes, indices: Indices, dy: Gathered, axis: Axis = 0, *, check: bool = False, sparse: bool = False,
     out: Array | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Gradient of gather: every slice of dy is added to the slice of dx that it came from.
 
     shape: the shape of gather's x; a tuple of ints or an integer array.
@@ -184,12 +178,9 @@ def _elements(indices: Array, axis: int) -> tuple[Array, ...]:
 
 @operator(support=IN_GRAPHS, results={"y": shaped_like("indices", dtype_of="x")})
 def gather_elements(
-    x: X,
-    indices: Annotated[Array, Tensor(INTEGERS, partial(_elements_like, "gather_elements", ""))],
-    axis: Axis = 0,
-    *,
-    out: Array | None = None,
-) -> Array:
+    x: X, indices: Annotated[Array, Tensor(INTEGERS, partial(_elements_like, "gather_elements", ""))], axis: Axis = 0,
+    *, out: Array | None = None,
+) -> Array:  # fmt: skip
     """The elements of x that indices name along one axis, one for each index.
 
     x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
@@ -209,6 +200,9 @@ def gather_elements(
     return np.asarray(x[_elements(indices, axis)])
 
 
+LikeDy = Annotated[Array, Tensor(INTEGERS, partial(_elements_like, "gather_elements_grad", "dy"), "the shape of dy")]
+
+
 @operator(
     forward="gather_elements",
     support=IN_GRAPHS,
@@ -221,16 +215,7 @@ def gather_elements(
         types={"indices": "Tind", "shape": ("int64",)},
     ),
 )
-def gather_elements_grad(
-    dy: X,
-    shape: Sizes,
-    indices: Annotated[
-        Array, Tensor(INTEGERS, partial(_elements_like, "gather_elements_grad", "dy"), "the shape of dy")
-    ],
-    axis: Axis = 0,
-    *,
-    out: Array | None = None,
-) -> Array:
+def gather_elements_grad(dy: X, shape: Sizes, indices: LikeDy, axis: Axis = 0, *, out: Array | None = None) -> Array:
     """Gradient of gather_elements: every element of dy is added to the element of dx that it came from.
 
     dy: gradient with respect to gather_elements' output, of the shape of indices; float32, float64, float16 or
@@ -296,6 +281,11 @@ def gather_nd(x: X, indices: Tuples, batch_dims: int = 0, *, out: Array | None =
     return np.asarray(x[_tuples(indices, batch_dims)])
 
 
+OfTuples = Annotated[
+    Array, Tensor(FLOATS, partial(_named_by_tuples, "gather_nd_grad"), "indices.shape[:-1] and shape's axes behind")
+]
+
+
 @operator(
     forward="gather_nd",
     support=IN_GRAPHS,
@@ -309,14 +299,7 @@ def gather_nd(x: X, indices: Tuples, batch_dims: int = 0, *, out: Array | None =
     ),
 )
 def gather_nd_grad(
-    shape: Sizes,
-    indices: Tuples,
-    dy: Annotated[
-        Array, Tensor(FLOATS, partial(_named_by_tuples, "gather_nd_grad"), "indices.shape[:-1] and shape's axes behind")
-    ],
-    batch_dims: int = 0,
-    *,
-    out: Array | None = None,
+    shape: Sizes, indices: Tuples, dy: OfTuples, batch_dims: int = 0, *, out: Array | None = None
 ) -> Array:
     """Gradient of gather_nd: every slice of dy is added to the slice of dx that it came from.
 
@@ -356,15 +339,10 @@ def gather_nd_grad(
     ),
 )
 def slice_grad(
-    dy: Annotated[Array, Tensor(FLOATS, _sliced, "the shape of the slice")],
-    shape: Sizes,
-    starts: tuple[int, ...],
-    ends: tuple[int, ...],
-    axes: tuple[int, ...] | None = None,
-    steps: tuple[int, ...] | None = None,
-    *,
+    dy: Annotated[Array, Tensor(FLOATS, _sliced, "the shape of the slice")], shape: Sizes, starts: tuple[int, ...],
+    ends: tuple[int, ...], axes: tuple[int, ...] | None = None, steps: tuple[int, ...] | None = None, *,
     out: Array | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Gradient of a slice: dy stands where it came from, zeros elsewhere.
 
     dy: gradient with respect to the slice, of its shape; float32, float64, float16 or bfloat16.

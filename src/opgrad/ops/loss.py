@@ -125,13 +125,9 @@ def softmax_cross_entropy_grad(
     ),
 )
 def sparse_softmax_cross_entropy(
-    logits: LogProb,
-    labels: Sparse,
-    weight: Weight | None = None,
-    *,
-    reduction: Reduction = "mean",
+    logits: LogProb, labels: Sparse, weight: Weight | None = None, *, reduction: Reduction = "mean",
     out: tuple[Array, Array] | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array]:  # fmt: skip
     """Cross-entropy between softmax(logits) over the last axis and integer labels, with a weight for each sample.
 
     logits: shape (…, C), of at least one dimension; float32, float64, float16 or bfloat16.
@@ -168,14 +164,9 @@ def sparse_softmax_cross_entropy(
     onnx=OnnxName("SparseSoftmaxCrossEntropyGrad", attributes={"reduction": "mean"}, origin=""),
 )
 def sparse_softmax_cross_entropy_grad(
-    dy: LossGrad,
-    log_prob: LogProb,
-    labels: Sparse,
-    weight: Weight | None = None,
-    *,
-    reduction: Reduction = "mean",
+    dy: LossGrad, log_prob: LogProb, labels: Sparse, weight: Weight | None = None, *, reduction: Reduction = "mean",
     out: Array | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Gradient of sparse_softmax_cross_entropy with respect to logits.
 
     dy: gradient with respect to loss: shape labels.shape for reduction "none", else () or (1,).

@@ -55,14 +55,9 @@ def _mean(x: Array, axes: tuple[int, ...]) -> Array:
 
 @operator(support=IN_GRAPHS, results={"y": like("x"), "mean": ROW_STATISTIC, "inv_std": ROW_STATISTIC})
 def layer_normalization(
-    x: X,
-    scale: Weight,
-    bias: Weight | None = None,
-    axis: Axis = -1,
-    epsilon: float = 1e-5,
-    *,
+    x: X, scale: Weight, bias: Weight | None = None, axis: Axis = -1, epsilon: float = 1e-5, *,
     out: tuple[Array, ...] | None = None,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Layer normalization, with what its gradient needs.
 
     x: any shape of at least one dimension; float32, float64, float16 or bfloat16.
@@ -102,15 +97,9 @@ def layer_normalization(
     ),
 )
 def layer_normalization_grad(
-    dy: X,
-    x: Saved,
-    scale: Weight,
-    mean: OfRow,
-    inv_std: OfRow,
-    axis: Axis = -1,
-    *,
+    dy: X, x: Saved, scale: Weight, mean: OfRow, inv_std: OfRow, axis: Axis = -1, *,
     out: tuple[Array, ...] | None = None,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Gradients of layer_normalization with respect to its input, scale and bias.
 
     dy: gradient with respect to y; at least one dimension; float32, float64, float16 or bfloat16.

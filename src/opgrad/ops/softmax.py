@@ -109,16 +109,9 @@ def _exponentials(x: Array, axis: Axes, where: Any, logit_scale: float) -> tuple
 
 
 def _finished(
-    v: Array,
-    top: Array,
-    s: Array,
-    result_scale: float,
-    dropout: Dropout | None,
-    post_ops: Sequence[PostOp],
-    out_scale: float,
-    stats: bool,
-    save: bool,
-) -> Any:
+    v: Array, top: Array, s: Array, result_scale: float, dropout: Dropout | None, post_ops: Sequence[PostOp],
+    out_scale: float, stats: bool, save: bool,
+) -> Any:  # fmt: skip
     """What is made of the probabilities or their logarithms."""
     extra = [np.where(np.isneginf(top), top, top + np.log(s))] if stats else []
     extra += [v] if save else []
@@ -135,14 +128,9 @@ def _finished(
 
 
 def _through_attributes(
-    dy: Array,
-    y: Array,
-    where: Any,
-    result_scale: float,
-    dropout: Dropout | None,
-    post_ops: Sequence[PostOp],
+    dy: Array, y: Array, where: Any, result_scale: float, dropout: Dropout | None, post_ops: Sequence[PostOp],
     out_scale: float,
-) -> tuple[Array, list[Array]]:
+) -> tuple[Array, list[Array]]:  # fmt: skip
     """The gradient with respect to the (log-)probabilities y, and those of the post-ops' operands."""
     v: Any = y * result_scale
     if dropout is not None:

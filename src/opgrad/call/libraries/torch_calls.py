@@ -164,12 +164,9 @@ def native(python: F, watched: bool = True) -> F:
 
 
 def noted(
-    its_entries: Entries | None,
-    python: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    its_entries: Entries | None, python: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
     watched: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """python(*args, **kwargs), whose function is to know calls like this one natively if it has such entries.
 
     watched: whether PyTorch may have to know of the call.

@@ -108,13 +108,9 @@ class _BatchSteps(ProgramSteps):
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        names: Sequence[str],
-        given: type[Any],
-        by_planes: kernels.PlaneKernels,
+        self, problem: Problem, names: Sequence[str], given: type[Any], by_planes: kernels.PlaneKernels,
         by_columns: kernels.ColumnKernels,
-    ):
+    ):  # fmt: skip
         super().__init__(problem)
         samples, channels, *plane = problem.specs["x"].shape
         size, self.by_planes, self.by_columns = math.prod(plane), by_planes, by_columns

@@ -43,14 +43,9 @@ def kernel_of(problem: Problem, transposed: bool = False) -> Kernel:
 
 
 def add_product(
-    steps: ProductSteps,
-    kernel: Kernel,
-    sizes: gemm.ProductSizes,
-    a: gemm.Matrix,
-    b: Any,
-    c: Rows,
+    steps: ProductSteps, kernel: Kernel, sizes: gemm.ProductSizes, a: gemm.Matrix, b: Any, c: Rows,
     first: tuple[int, int] = (0, 0),
-) -> None:
+) -> None:  # fmt: skip
     """Add the step that multiplies; first: the rows of a and of c with which the product begins."""
     across, down, private = -(-sizes.columns // BLOCK_COLUMNS), -(-sizes.rows // MOST_ROWS), steps.workspace.private
     block_rows, block_columns = -(-sizes.rows // down), min(BLOCK_COLUMNS, sizes.columns)

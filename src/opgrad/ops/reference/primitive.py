@@ -111,12 +111,8 @@ def expand_forward(op: Operator, given: dict[str, Any], library: Arrays) -> tupl
 
 @functools.lru_cache(1024)
 def _forward(
-    op: Operator,
-    applied: tuple[Applied, ...],
-    masked: bool,
-    drops: bool,
-    dtypes: tuple[str | None, ...],
-) -> Operator:
+    op: Operator, applied: tuple[Applied, ...], masked: bool, drops: bool, dtypes: tuple[str | None, ...],
+) -> Operator:  # fmt: skip
     names = zip(("y", "stats", "saved", "mask"), dtypes, strict=True)
     results = {name: shaped_like("x", (dtype,)) for name, dtype in names if dtype}
     if "stats" in results:
@@ -157,14 +153,9 @@ def expand_gradient(op: Operator, given: dict[str, Any], library: Arrays) -> tup
 
 @functools.lru_cache(1024)
 def _gradient(
-    op: Operator,
-    applied: tuple[Applied, ...],
-    masked: bool,
-    drops: bool,
-    dtype: str,
-    wanted: tuple[tuple[str, Shape, str], ...],
-    library: Arrays,
-) -> Operator:
+    op: Operator, applied: tuple[Applied, ...], masked: bool, drops: bool, dtype: str,
+    wanted: tuple[tuple[str, Shape, str], ...], library: Arrays,
+) -> Operator:  # fmt: skip
     results = {"dx": shaped_like("dy", (dtype,))}
     precise = "float64" if dtype == "float64" else "float32"
     results |= {gradient_name(name): shaped_like("dy", (precise,)) for name, _, _ in wanted}
@@ -206,13 +197,9 @@ def _rows(shapes: Shapes, attributes: Attributes) -> Shape:
 
 
 def _operator(
-    op: Operator,
-    inputs: Mapping[str, Tensor],
-    results: Mapping[str, Tensor],
-    attributes: Mapping[str, Any],
-    in_place: Mapping[str, tuple[str, ...]],
-    finish: Callable[[tuple[Any, ...]], Any] | None = None,
-) -> Operator:
+    op: Operator, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor], attributes: Mapping[str, Any],
+    in_place: Mapping[str, tuple[str, ...]], finish: Callable[[tuple[Any, ...]], Any] | None = None,
+) -> Operator:  # fmt: skip
     attributes = {"axis": -1, **SCALARS, "dropout": None, "post_ops": (), **attributes}
     declared: dict[str, Any] = {"onnx": (), "optional": frozenset(), "general": None, "instead": {}}
     return replace(

@@ -39,15 +39,9 @@ class WindowAxis:
 
 
 def axes(
-    operator: str,
-    sizes: Sequence[int],
-    kernel_shape: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int],
-    auto_pad: str,
-    ceil_mode: bool = False,
-) -> tuple[WindowAxis, ...]:
+    operator: str, sizes: Sequence[int], kernel_shape: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
+    pads: Sequence[int], auto_pad: str, ceil_mode: bool = False,
+) -> tuple[WindowAxis, ...]:  # fmt: skip
     """The axes of these sizes; empty strides, dilations and pads stand for ones, ones and zeros.
 
     Raises the operator's ValueError for attributes that cannot be.
