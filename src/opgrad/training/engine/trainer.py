@@ -379,13 +379,8 @@ class Trainer:
                 raise ArgumentError("order", f"names other rows, expected 0 to {data.rows - 1}")
         yield from self.gradients_ahead(data, (order[at : at + batch_size] for at in range(0, len(order), batch_size)))
 
-    def gradients_of(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[float]:
-        """`gradient_batches` for given batches of rows, without its checks."""
-        for loss in self.gradients_ahead(data, batches):
-            yield loss()
-
     def gradients_ahead(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[Callable[[], float]]:
-        """Like `gradients_of`, but it yields what waits for a batch's loss, see `step_ahead`."""
+        """`gradient_batches` for given batches of rows, without its checks; yields what waits for each loss."""
         fill = data.filler(self.artifacts.inputs)
         for rows in batches:
             fill(rows, self._graph.buffer)

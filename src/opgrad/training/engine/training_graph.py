@@ -341,38 +341,18 @@ def first_run(
 
 @contextmanager
 def bar() -> Iterator[Progress]:
-    """A function that shows in a terminal how many kernels are compiled.
-
-    It shows nothing without a terminal, or if another progress bar is shown.
-    """
+    """A function that shows how many kernels are compiled, in a terminal only."""
     if not (sys.stderr and sys.stderr.isatty()):
-        yield _ignore
+        yield lambda done, total: None
         return
-    try:
-        from rich.console import Console
-        from rich.errors import LiveError
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as Shown
-    except ImportError:
-        yield _ignore
-        return
-    console = Console(stderr=True)
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Shown
+
     columns = TextColumn("compiling kernels, once"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    shown = Shown(*columns, console=console, transient=True)
-    task = shown.add_task("")
-    try:
-        shown.start()
-    except LiveError:
-        yield _ignore
-        return
-    try:
+    with Shown(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("")
         yield lambda done, total: shown.update(task, completed=done, total=total)
-    finally:
-        shown.stop()
-
-
-def _ignore(done: int, total: int) -> None:
-    """Show nothing."""
 
 
 def open_session(
