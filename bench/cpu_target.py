@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+import opgrad
 from bench import cells, peers
 from bench.case import Case, case_of
 from bench.cells import ATTENTION, LOSSES, PLAIN, STEPS, WORKLOADS, Cell, Workloads
@@ -21,48 +22,21 @@ from bench.measure import GIVEN, NEW, OURS, Call, finite, interleaved, raced
 from bench.peers import COMPILE, tried
 from opgrad.cli.examples.arguments import aligned, error_in_ulp
 from opgrad.contract import DTYPES
-from opgrad.contract.signature import Operand, Problem
-from opgrad.cpu.compiler.decorators import inline
-from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.map import elementwise
-from opgrad.cpu.programs.building import elementwise_program
-from opgrad.cpu.runtime.plan import plan_words, run_on
-from opgrad.cpu.runtime.threads import threads_for
 
 MOST_COPIED = 1 << 28  # bytes moved: beyond the cache, more of them are not slower
-
-
-@inline
-def _same(x: Vector, alpha: float) -> Vector:
-    return x
-
-
-COPY = elementwise(_same)
 
 
 class Copy:
     """A call that copies: half of `traffic` bytes are read, half written; `bytes` is what that comes to.
 
-    Like every kernel, it writes past the cache when the data exceed it.
+    It is scale with a factor of 1. Like every kernel, it writes past the cache when the data exceed it.
     """
 
     def __init__(self, traffic: int):
-        n = max(1, traffic // 8)
-        self.source, self.target = (aligned((n,), DTYPES["float32"]) for _ in range(2))
+        self.source, self.target = (aligned((max(1, traffic // 8),), DTYPES["float32"]) for _ in range(2))
         self.source.fill(1.0)
         self.bytes = self.source.nbytes + self.target.nbytes
-        x, y = Operand(0, "float32"), Operand(1, "float32")
-        operands = {"x": x, "y": y}
-        nothing: Any = {}
-        problem = Problem(nothing, 1, n, 1, operands, nothing, nothing, nothing, nothing, (), self.bytes)
-        copying = elementwise_program(problem, COPY, "y", "x")
-        self._parts = max(step.parts for step in copying.steps)
-        self._plan = np.array(plan_words(copying), np.int64)
-        self._operands = np.array([self.source.ctypes.data, self.target.ctypes.data])
-        self._addresses = self._plan.ctypes.data, self._operands.ctypes.data
-
-    def __call__(self) -> None:
-        run_on(*self._addresses, threads_for())
+        self.copy = partial(opgrad.scale, self.source, np.ones(1, np.float32), out=self.target)
 
 
 @lru_cache(maxsize=8)
@@ -352,5 +326,5 @@ def on_host(case: Case, ours: Mapping[str, Call], rivals: Rivals, error: float, 
         "bytes": case.traffic,
         "copied_bytes": copy.bytes,
         "error_ulp": finite(error),
-        **raced(ours, rivals, partial(interleaved, seconds=seconds), copy),
+        **raced(ours, rivals, partial(interleaved, seconds=seconds), copy.copy),
     }

@@ -253,15 +253,9 @@ def calls(
     return {name: made[name] for name in found}, notes
 
 
-# --- torch ----------------------------------------------------------------------------------------------------------
-
-
 def _torch(cases: Sequence[Case], way: str) -> list[Call]:
     setup = TORCH.get(cases[0].op.name)
     return [call for case in cases if setup and (call := setup(Torch(case, way)))]
-
-
-# --- torch.compile --------------------------------------------------------------------------------------------------
 
 
 def _compiled(cases: Sequence[Case], way: str) -> list[Call]:
@@ -272,46 +266,50 @@ def _compiled(cases: Sequence[Case], way: str) -> list[Call]:
     return compiled_for([Torch(case, way) for case in cases])
 
 
-# --- Liger-Kernel and QuACK -----------------------------------------------------------------------------------------
-
-
 def _liger(cases: Sequence[Case], way: str) -> list[Call]:
     """Its loss writes the gradient over the logits, which are therefore copies."""
-    if not _reduces_rows(cases[0], way):
-        return []
-    liger = importlib.import_module("liger_kernel.transformers.functional")
-    setup = ROWS_ONLY[cases[0].op.name]
-    return [setup(liger.liger_softmax, liger.liger_cross_entropy, _copied(case)) for case in cases]
+    return _of_rows(cases, way, lambda: _named("liger_kernel.transformers.functional", "liger_"), with_grad)
 
 
 def _quack(cases: Sequence[Case], way: str) -> list[Call]:
     """Its fused loss gives each sample's loss and gradient; their mean is left out, to its advantage."""
-    if not _reduces_rows(cases[0], way):
+
+    def fused(_: object, t: Torch) -> Call:
+        loss = importlib.import_module("quack.cross_entropy").cross_entropy_fwd
+        return partial(loss, t["logits"], t["labels"], return_dx=True)
+
+    return _of_rows(cases, way, lambda: _named("quack", ""), fused)
+
+
+def _named(module: str, prefix: str) -> tuple[Any, Any]:
+    """The softmax and the loss of a library."""
+    library = importlib.import_module(module)
+    return getattr(library, f"{prefix}softmax"), getattr(library, f"{prefix}cross_entropy")
+
+
+def _of_rows(
+    cases: Sequence[Case], way: str, functions: Callable[[], tuple[Any, Any]], both: Callable[[Any, Torch], Call]
+) -> list[Call]:
+    """The calls of a library that reduces the rows of matrices. both: gives the loss with its gradient.
+
+    Raises NoSuchWay for shapes that it does not take.
+    """
+    case = cases[0]
+    setups: Mapping[str, Callable[[Any, Any, Torch], Call]] = {
+        "softmax": lambda softmax, _, t: partial(softmax, t["x"]),
+        "softmax_grad": lambda softmax, _, t: _backward(softmax, t),
+        "softmax_cross_entropy_loss_only": lambda _, loss, t: partial(loss, t["logits"], t["labels"]),
+        "softmax_cross_entropy_loss_and_grad": lambda _, loss, t: both(loss, t),
+    }
+    if case.op.name not in setups:
         return []
-    name = cases[0].op.name
-    quack = importlib.import_module("quack")
-    if name == "softmax_cross_entropy_loss_and_grad":
-        fused = importlib.import_module("quack.cross_entropy").cross_entropy_fwd
-        return [partial(fused, t["logits"], t["labels"], return_dx=True) for t in map(Torch, cases)]
-    return [ROWS_ONLY[name](quack.softmax, quack.cross_entropy, Torch(case)) for case in cases]
-
-
-def _copied(case: Case) -> Torch:
-    """The case's tensors, the logits in memory of their own."""
-    t = Torch(case)
-    if "logits" in t.values:
-        t.values["logits"] = t["logits"].clone()
-    return t
-
-
-def _reduces_rows(case: Case, way: str) -> bool:
-    """Whether these libraries have such an operator. Raises NoSuchWay for shapes that they do not take."""
-    if case.op.name not in ROWS_ONLY:
-        return False
     only(NEW, way)
     if len(case.shape) != 2 or (case.op.kind == "rows" and case.axis % 2 != 1):
         raise NoSuchWay("takes matrices alone, whose rows it reduces")
-    return True
+    every, made = [Torch(each) for each in cases], functions()
+    for t in every:
+        t.values |= {"logits": t["logits"].clone()} if "logits" in t.values else {}
+    return [setups[case.op.name](*made, t) for t in every]
 
 
 def _backward(function: Callable[[Any], Any], t: Torch) -> Call:
@@ -319,13 +317,6 @@ def _backward(function: Callable[[Any], Any], t: Torch) -> Call:
     x = t["y"].log().requires_grad_()
     return partial(torch.autograd.grad, function(x), x, t["dy"], retain_graph=True)
 
-
-ROWS_ONLY: Mapping[str, Callable[[Any, Any, Torch], Call]] = {
-    "softmax": lambda softmax, _, t: partial(softmax, t["x"]),
-    "softmax_grad": lambda softmax, _, t: _backward(softmax, t),
-    "softmax_cross_entropy_loss_only": lambda _, loss, t: partial(loss, t["logits"], t["labels"]),
-    "softmax_cross_entropy_loss_and_grad": lambda _, loss, t: with_grad(loss, t),
-}
 
 SETUPS: Mapping[str, Callable[[Sequence[Case], str], list[Call]]] = {
     "torch": _torch,
@@ -345,36 +336,27 @@ QUICK = 4096
 COLUMNS = (Workload((16, 1000, 56, 56), {"axis": 1}, headline=True), Workload((16, 21, 512, 512), {"axis": 1}))
 SHAPES = ((1_000_000, 10), (16, 128_256), (100, 10), (1, 1000))  # short rows, few rows, small calls
 VOCABULARY, TABLE = (128_256, 4096), (1000, 256)
+# Tokens of a language model, then a small table whose rows are asked for many times.
+SLICES = (
+    Workload(VOCABULARY, indices=16384, headline=True),
+    Workload(VOCABULARY, indices=16384, equal=True),
+    Workload(TABLE, indices=65536, headline=True, quick=True),
+    Workload(TABLE, indices=65536, equal=True),
+)
 
 
 def workloads(memory: int) -> Workloads:
     """The workloads of each kind of operator for a device with so many bytes of memory."""
     size = min(LARGEST, 1 << max(0, (memory // AT_ONCE).bit_length() - 1))
-    rows = _rows(size)
+    shapes = [(max(1, size // NEIGHBOURS.get(length, length)), length) for length in sorted({*LENGTHS, *NEIGHBOURS})]
+    rows = [Workload(each, headline=each[1] in HEADLINES, quick=each[1] == QUICK) for each in shapes]
+    rows += map(Workload, SHAPES)
     return {
         "elements": (Workload((min(size, ELEMENTWISE),), headline=True, quick=True), Workload((1000,))),
         "rows": (*rows, *COLUMNS),
         "classes": (*rows, *(Workload(each.shape, headline=each.headline) for each in COLUMNS)),
-        "slices": _slices(),
+        "slices": SLICES,
     }
-
-
-def _rows(size: int) -> Sequence[Workload]:
-    found = []
-    for length in sorted({*LENGTHS, *NEIGHBOURS}):
-        count = max(1, size // NEIGHBOURS.get(length, length))
-        found.append(Workload((count, length), headline=length in HEADLINES, quick=length == QUICK))
-    return (*found, *map(Workload, SHAPES))
-
-
-def _slices() -> Sequence[Workload]:
-    """Tokens of a language model, then a small table whose rows are asked for many times."""
-    return (
-        Workload(VOCABULARY, indices=16384, headline=True),
-        Workload(VOCABULARY, indices=16384, equal=True),
-        Workload(TABLE, indices=65536, headline=True, quick=True),
-        Workload(TABLE, indices=65536, equal=True),
-    )
 
 
 ROTATED = 2  # times the L2 cache: one round through the copies of a cell's arrays moves more

@@ -5,8 +5,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench import peers
@@ -22,18 +21,6 @@ PAUSE, PAUSES = 0.02, 15  # seconds in which all threads fall asleep, and how of
 SECONDS = 2.0  # a cell: the system moves threads between cores in tens of milliseconds
 STARTING = 0.3  # seconds until the other process computes
 BUSY = "while True: pass"
-
-
-@contextmanager
-def busy_core() -> Iterator[None]:
-    """Meanwhile another process computes, as much as one core can."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", BUSY])
-    try:
-        time.sleep(STARTING)
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def after_pauses(call: Callable[[], object]) -> float:
@@ -53,12 +40,16 @@ def rows(cell: Cell, names: Sequence[str], seconds: float) -> list[list[str]]:
     calls: dict[str, Any] = {OURS: case.call(GIVEN), **peers.calls(case, names, GIVEN)[0]}
     alone = interleaved(calls, seconds / 2)
     paused = {name: after_pauses(call) for name, call in calls.items()}
-    with busy_core():
+    process = subprocess.Popen([sys.executable, "-S", "-c", BUSY])
+    try:
+        time.sleep(STARTING)
         loaded = interleaved(calls, seconds / 2)
-    where = cell.op.name, cell.workload.label, cell.dtype
+    finally:
+        process.kill()
+        process.wait()
     medians = {name: (alone[name]["median"], loaded[name]["median"]) for name in calls}
     return [
-        [*where, name, duration(a), duration(paused[name]), duration(b), f"{b / a - 1:.0%}"]
+        [*cell.known.values(), name, duration(a), duration(paused[name]), duration(b), f"{b / a - 1:.0%}"]
         for name, (a, b) in medians.items()
     ]
 
@@ -68,11 +59,8 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m bench.load", description=__doc__)
     parser.add_argument("--peers", default="", help="Peers beside ours, with commas. Default: all that are installed.")
     wanted = peers.chosen(list(filter(None, parser.parse_args().peers.split(","))), peers.installed())
-    found = [
-        row
-        for cell in select(OPERATORS, ("float32",), SHAPES, False, groups=("plain",))
-        for row in rows(cell, wanted, SECONDS)
-    ]
+    cells = select(OPERATORS, ("float32",), SHAPES, False, groups=("plain",))
+    found = [row for cell in cells for row in rows(cell, wanted, SECONDS)]
     print(Table(COLUMNS, found, align="llll").markdown())
 
 

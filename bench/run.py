@@ -178,27 +178,13 @@ def store(path: Path, result: dict[str, Any], old: dict[str, Any] | None) -> dic
         parts = "cells", "left_out"
         kept = [stamped(old, cell) for part in parts for cell in old.get(part, ())]
         every = kept + [cell for part in parts for cell in result[part]]
-        result = result | _parts(_sorted({_key(cell): cell for cell in every}))
+        order = [*operators(), *graph_operators(), *dict.fromkeys(cell["operator"] for cell in every)]
+        cells = {_key(cell): cell for cell in every}.values()
+        result = result | _parts(sorted(cells, key=lambda cell: order.index(cell["operator"])))
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(result, indent=1) + "\n").encode())
     return result
 
 
-Key = tuple[str, str, str]
-
-
-def _key(cell: dict[str, Any]) -> Key:
+def _key(cell: dict[str, Any]) -> tuple[str, str, str]:
     return cell["operator"], cell["workload"], cell["dtype"]
-
-
-def _sorted(cells: dict[Key, dict[str, Any]]) -> list[dict[str, Any]]:
-    """By operator, then by workload and dtype in the order of their first appearance."""
-    order = {name: place for place, name in enumerate([*operators(), *graph_operators()])}
-    others = [list(dict.fromkeys(part)) for part in list(zip(*cells, strict=True))[1:]]
-
-    def place(key: Key) -> tuple[int, ...]:
-        operator, *rest = key
-        places = (known.index(part) for known, part in zip(others, rest, strict=True))
-        return order.get(operator, len(order)), *places
-
-    return [cells[key] for key in sorted(cells, key=place)]

@@ -9,15 +9,15 @@ with the seconds of some calls, and `resident` by the bytes of memory that the p
 nothing of opgrad is imported but that file.
 """
 
-import importlib.util
 import json
 import platform
+import runpy
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +28,7 @@ def main() -> None:
     """Answer until the input ends."""
     sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]  # our files are no libraries
     file, name, folder, batch, threads = sys.argv[1:]
-    measure, api = _loaded(file), import_module(name)
+    measure, api = SimpleNamespace(**runpy.run_path(file)), import_module(name)
     _answer({"api": name})
     arrays = list(import_module("numpy").load(batch).values())
     step, optimizer_step = calls(api, Path(folder), arrays, int(threads))
@@ -55,15 +55,6 @@ def _resident() -> int | None:
 
 def _answer(value: Any) -> None:
     print(json.dumps(value), flush=True)
-
-
-def _loaded(file: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def calls(

@@ -371,34 +371,33 @@ ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {"Relu": nn.ReLU, "Tanh": n
 LINEAR = {"transA": 0, "transB": 1, "alpha": 1.0, "beta": 1.0}  # Gemm as torch's linear layer
 
 
-def chain(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes of a graph of linear layers and activations before a softmax cross-entropy.
+def chain(graph: onnx.GraphProto, parameters: Mapping[str, torch.Tensor]) -> nn.Module:
+    """The linear layers and activations of a graph before a softmax cross-entropy, with these parameters.
 
     Raises NotImplementedError for any other graph.
     """
-    *layers, loss = graph.node
-    tensor = graph.input[0].name
-    for node in layers:
-        if node.input[0] != tensor or not _is_layer(node):
+    *nodes, loss = graph.node
+    tensor, layers = graph.input[0].name, list[nn.Module]()
+    for node in nodes:
+        given = {item.name: helper.get_node_attr_value(node, item.name) for item in node.attribute}
+        linear = node.op_type == "Gemm" and len(node.input) == 3 and given.items() <= LINEAR.items()
+        if node.input[0] != tensor or not (node.op_type in ACTIVATIONS or (linear and given.get("transB") == 1)):
             raise NotImplementedError(f"no torch model is built of {node.op_type}")
+        if linear:
+            weight, bias = (nn.Parameter(parameters[name]) for name in node.input[1:])
+            layer = nn.Linear(weight.shape[1], weight.shape[0])
+            layer.weight, layer.bias = weight, bias
+        layers.append(layer if linear else ACTIVATIONS[node.op_type]())
         tensor = node.output[0]
     if loss.op_type != "SoftmaxCrossEntropyLoss" or loss.input[0] != tensor or loss.attribute[0].s != b"mean":
         raise NotImplementedError(f"no torch model is built with {loss.op_type}")
-    return layers
-
-
-def _is_layer(node: onnx.NodeProto) -> bool:
-    if node.op_type != "Gemm":
-        return node.op_type in ACTIVATIONS
-    given = {item.name: helper.get_node_attr_value(node, item.name) for item in node.attribute}
-    return len(node.input) == 3 and given.items() <= LINEAR.items() and given.get("transB") == 1
+    return nn.Sequential(*layers)
 
 
 def chain_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], threads: int) -> Step:
     """torch's step of a set with a learning rate of 0. Raises NotImplementedError for what is no chain of layers."""
     parameters = {name: torch.tensor(array) for name, array in {**artifacts.frozen, **artifacts.trainable}.items()}
-    layers = chain(artifacts.eval_model.graph)
-    model = nn.Sequential(*(_module(node, parameters) for node in layers))
+    model = chain(artifacts.eval_model.graph, parameters)
     rule: Any = artifacts.rule
     optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.0)
     if isinstance(rule, AdamWRule):
@@ -406,12 +405,3 @@ def chain_step(artifacts: ArtifactSet, data: Mapping[str, np.ndarray], threads: 
         optimizer = partial(torch.optim.AdamW, lr=0.0, betas=(rule.alpha, rule.beta), **given)
     x, labels = (torch.tensor(array) for array in data.values())
     return torch_step(model, x, labels, threads, optimizer(model.parameters()))
-
-
-def _module(node: onnx.NodeProto, parameters: Mapping[str, Any]) -> nn.Module:
-    if node.op_type != "Gemm":
-        return ACTIVATIONS[node.op_type]()
-    weight, bias = (nn.Parameter(parameters[name]) for name in node.input[1:])
-    layer = nn.Linear(weight.shape[1], weight.shape[0])
-    layer.weight, layer.bias = weight, bias
-    return layer

@@ -75,7 +75,7 @@ def test_traffic_counts_each_array_once(name, workload, dtype, traffic):
 def test_the_copy_copies():
     copy = copier(1 << 16)
     copy.target.fill(0)
-    copy()
+    copy.copy()
     assert copy.bytes == 1 << 16
     np.testing.assert_array_equal(copy.source, copy.target)
 

@@ -87,7 +87,7 @@ def test_torch_computes_the_same_step():
 def test_a_graph_that_is_no_chain_has_no_torch_model():
     exported = pytest.importorskip("bench.steps.models")
     with pytest.raises(NotImplementedError, match="no torch model is built of Gather"):
-        exported.chain(onnx.load(EXAMPLES / "digits_attention" / "eval_model.onnx").graph)
+        exported.chain(onnx.load(EXAMPLES / "digits_attention" / "eval_model.onnx").graph, {})
 
 
 def test_a_batch_comes_from_the_recipe_or_by_chance(tmp_path):
