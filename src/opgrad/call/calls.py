@@ -128,15 +128,6 @@ class Value(Structure):
     records_grad: int
 
 
-@structure
-class Numbers(Structure):
-    """Where the integers of a record stand: the container of its fields, their number, and the index of each."""
-
-    container: int
-    count: int
-    places: int
-
-
 @inline
 def _is_array(array: int, value: Value) -> bool:
     """Whether an array has the type, dtype, flags, rank, sizes and strides of the value."""
@@ -198,19 +189,6 @@ def fits(functions: Functions, torch: int, found: int, value: Value, items: int)
             store_word(items, value.inside, found + abi.FIELDS)
         return load_word(found + abi.TYPE, 0) == value.type
     return _is_number(functions, found, value)
-
-
-@inline
-def write_numbers(functions: Functions, items: int, wanted: Numbers, numbers: int) -> bool:
-    """Write the integers that stand in fields of a record; False if one of them does not fit int64."""
-    fields, fit = load_word(items, wanted.container), True
-    for number in range(wanted.count):
-        found = call_address(functions.PyLong_AsLongLong, load_word(fields, load_word(wanted.places, number)))
-        if found == -1 and call_address(functions.PyErr_Occurred):
-            call_address(functions.PyErr_Clear)
-            fit = False
-        store_word(numbers, number, found)
-    return fit
 
 
 # --- several objects ----------------------------------------------------------------------------------------------
@@ -377,7 +355,7 @@ class Operand(Structure):
     """Where an operand comes from.
 
     An ARGUMENT stands in a container at an index. A NEW result has a layout. An object is KEPT by the entry. NUMBERS
-    are those of a record.
+    are integers of a record, whose fields are a container.
     """
 
     source: int
@@ -385,7 +363,8 @@ class Operand(Structure):
     index: int
     object: int  # the one that is kept; of a new result the Python function that makes it, or 0 for native code
     layout: int
-    numbers: int  # the address of `Numbers`
+    count: int  # how many integers there are, and the indices of their fields
+    places: int
 
 
 @inline
@@ -420,6 +399,19 @@ def _fits(table: Table, entry: Entry, named: int, names: int, items: int) -> boo
 
 
 @inline
+def _write_numbers(functions: Functions, items: int, operand: Operand, numbers: int) -> bool:
+    """Write the integers that stand in fields of a record; False if one of them does not fit int64."""
+    fields, fit = load_word(items, operand.container), True
+    for number in range(operand.count):
+        found = call_address(functions.PyLong_AsLongLong, load_word(fields, load_word(operand.places, number)))
+        if found == -1 and call_address(functions.PyErr_Occurred):
+            call_address(functions.PyErr_Clear)
+            fit = False
+        store_word(numbers, number, found)
+    return fit
+
+
+@inline
 def _gather(
     functions: Functions, entry: Entry, torch: int, items: int, objects: int, operands: int, numbers: int
 ) -> bool:
@@ -438,7 +430,7 @@ def _gather(
         elif operand.source == KEPT:
             found = operand.object
         elif operand.source == NUMBERS:
-            address, lies = numbers, lies & write_numbers(functions, items, at(Numbers, operand.numbers), numbers)
+            address, lies = numbers, lies & _write_numbers(functions, items, operand, numbers)
         if found:
             address = data_of(torch, found)
             lies &= address != 0

@@ -325,8 +325,8 @@ class _Description:
             places = [fields(kind).index(name) for name in RECORDS[kind]]
             if len(places) > calls.MOST_NUMBERS:
                 raise NotNative
-            numbers = calls.Numbers(self.fields_at[id(operand)], len(places), self.at(words(places)))
-            return calls.Operand(calls.NUMBERS, numbers=self.at(numbers))
+            fields_at, numbers = self.fields_at[id(operand)], self.at(words(places))
+            return calls.Operand(calls.NUMBERS, fields_at, count=len(places), places=numbers)
         if id(operand) in self.places:
             self.used += 1
             return calls.Operand(calls.ARGUMENT, *self.places[id(operand)])
