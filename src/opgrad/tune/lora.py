@@ -161,8 +161,9 @@ def choose(base: LanguageModel, loras: Sequence[Lora]) -> list[Adapter]:
         if not matched:
             every = list(modules(base))
             known = f"expected patterns of names such as {listed(every[:4])}{near(lora.target or '', every)}"
-            what = "attention, whose products were not found" if lora.target is None else repr(lora.target)
-            raise ArgumentError("lora", f"has the target {what}, {known}")
+            what = "attention" if lora.target is None else repr(lora.target)
+            why = ", whose products were not found" if lora.target in (None, LINEAR) else ""
+            raise ArgumentError("lora", f"has the target {what}{why}, {known}")
         for each in matched:
             found.setdefault(each.name, each)
     order = list(modules(base))

@@ -16,15 +16,18 @@ from opgrad.onnx.graph.nodes import attributes_of, module_path, needed
 TABLES = ("Gather", "GatherBlockQuantized")
 ATTENTION = ("GroupQueryAttention", "MultiHeadAttention", "Attention", "SparseAttention", "PackedMultiHeadAttention")
 CONVOLUTIONS = ("CausalConvWithState", "LinearAttention")  # that stand in a layer where attention stands in others
+PRODUCTS = ("MatMul", "FusedMatMul")  # of two values
+ROUNDING = ("QuantizeLinear", "DequantizeLinear")  # of activations, around any node
 # What stands between products and attention and changes no number, or each row by itself.
 BETWEEN = (
     *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Cast", "Expand", "Concat", "Split", "Slice", "Add"),
     *("RotaryEmbedding", "SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization", "Mul", "Div", "Neg"),
-    *("MRotaryEmbedding", "Where", "Sqrt"),
+    *("MRotaryEmbedding", "Where", "Sqrt", *ROUNDING),
 )
-MOVING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
+MOVING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", *ROUNDING)
 ACTIVATIONS = ("Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Relu", "Silu", "Swish", "Tanh", "Erf", "BiasGelu")
-ELEMENTWISE = (*ACTIVATIONS, "Mul", "Add", "Div", "Cast", "Pow", "Identity", "Split", "Slice")  # in a perceptron
+# In a perceptron.
+ELEMENTWISE = (*ACTIVATIONS, "Mul", "Add", "Div", "Cast", "Pow", "Identity", "Split", "Slice", *ROUNDING)
 FLOAT_BITS = {TensorProto.DOUBLE: 64, TensorProto.FLOAT: 32, TensorProto.FLOAT16: 16, TensorProto.BFLOAT16: 16}
 BITS: dict[int, int] = FLOAT_BITS | FEW_BITS  # of a stored number
 THROUGH = ("DequantizeLinear", "Transpose", "Cast", "Identity", "Reshape")  # between a stored weight and its product
@@ -195,7 +198,7 @@ class _ProductSearch:
             if node.op_type in ATTENTION and domain_of(node) in ("", MICROSOFT):
                 packed = node.op_type == "Attention" and domain_of(node) == MICROSOFT
                 yield node, [each for each in node.input[: 1 if packed else 3] if each]
-            elif node.op_type == "MatMul" and self._stored(node.input[1]) is None:
+            elif node.op_type in PRODUCTS and self._stored(node.input[1]) is None:
                 scores = self._scores(node.input[0])
                 if scores is not None:
                     yield node, [*scores.input[:2], node.input[1]]
@@ -203,13 +206,13 @@ class _ProductSearch:
     def _scores(self, name: str) -> onnx.NodeProto | None:
         """The product of queries and keys behind whose softmax a value stands."""
         softmax, steps = False, ("Softmax", "Add", "Mul", "Div", "Tanh", "Where", "Cast", "Reshape", "Identity")
-        for _ in range(12):
+        for _ in range(24):
             node = self._graph.producers.get(name)
             if node is None:
                 return None
-            if node.op_type == "MatMul":
+            if node.op_type in PRODUCTS:
                 return node if softmax and self._stored(node.input[1]) is None else None
-            if node.op_type not in steps:
+            if node.op_type not in (*steps, *ROUNDING):
                 return None
             softmax = softmax or node.op_type == "Softmax"
             name = node.input[0]
@@ -277,7 +280,7 @@ class _ProductSearch:
 
     def _behind(self, name: str) -> list[str]:
         """The result of the product that reads the result of attention, perhaps reshaped."""
-        for _ in range(6):
+        for _ in range(12):
             readers = self._graph.readers.get(name, [])
             if found := [each.output for each in self._found.values() if each.input == name and each.op not in TABLES]:
                 return found[:1]
@@ -314,8 +317,9 @@ class _ProductSearch:
     def _is_activated(self, name: str) -> bool:
         """Whether an activation reads a product's result, perhaps with a bias."""
         readers = list(self._graph.readers.get(name, []))
-        biased = [node.output[0] for node in readers if node.op_type == "Add"]
-        readers += [node for each in biased for node in self._graph.readers.get(each, [])]
+        for node in readers:
+            if node.op_type in ROUNDING or (node.op_type == "Add" and name in (node.input[0], node.input[1])):
+                readers += self._graph.readers.get(node.output[0], [])
         return any(node.op_type in ACTIVATIONS for node in readers)
 
     def _following(self, mixers: set[int]) -> dict[str, int]:

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 from encoders import make_encoder
-from onnxruntime.quantization import quantize_dynamic
+from onnxruntime.quantization import CalibrationDataReader, quantize_dynamic, quantize_static
 from runtime_cases import exact_options
 from torch.nn import functional
 
@@ -120,15 +120,41 @@ def stock_vectors(file, rows):
     return given, pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("kind", ["lora", "weights", "int8", "chunks"])
+class Calibration(CalibrationDataReader):
+    def __init__(self):
+        self.batches = iter(
+            [{name: np.ones((2, 6), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}]
+        )
+
+    def get_next(self):
+        return next(self.batches, None)
+
+
+def fused(file, written):
+    """As onnxruntime writes what it makes of a model: scores are products with a factor."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath, options.log_severity_level = str(written), 4
+    onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    assert "FusedMatMul" in {node.op_type for node in onnx.load(written).graph.node}
+
+
+MAKERS = {
+    "int8": quantize_dynamic,
+    "qdq": lambda file, written: quantize_static(file, written, Calibration()),
+    "fused": fused,
+}
+
+
+@pytest.mark.parametrize("kind", ["lora", "weights", "chunks", *MAKERS])
 def test_the_output_runs_where_the_model_ran(tmp_path, model, data, kind):
     """The vectors of what is written are those that training had; the part that validates is found better."""
     file = model / "onnx" / "model.onnx"
-    if kind == "int8":
-        file = model / "onnx" / "model_quantized.onnx"
-        quantize_dynamic(model / "onnx" / "model.onnx", file)
+    if kind in MAKERS:
+        file = model / "onnx" / f"model_{kind}.onnx"
+        MAKERS[kind](model / "onnx" / "model.onnx", file)
     task = "embed, chunk=8" if kind == "chunks" else "embed"
-    tuner = Tuner(file if kind == "int8" else model, task=task, train=["*"] if kind == "weights" else ())
+    tuner = Tuner(file if kind in MAKERS else model, task=task, train=["*"] if kind == "weights" else ())
     run = tuner.fit(data, tmp_path / "out", epochs=3, learning_rate=1e-2, validation=24, batch_size=16)
     (before, after), written = run.figures["nDCG@10"], tmp_path / "out" / "onnx" / file.name
     assert after > before + 0.1
@@ -141,7 +167,7 @@ def test_the_output_runs_where_the_model_ran(tmp_path, model, data, kind):
     np.testing.assert_allclose(vectors, adapted.computing()(given), atol=1e-5)
     types = {node.op_type for node in onnx.load(written).graph.node}
     assert types == {node.op_type for node in onnx.load(file).graph.node}
-    assert Tuner(written if kind == "int8" else tmp_path / "out", task="embed").adapted.folder == tmp_path / "out"
+    assert Tuner(written if kind in MAKERS else tmp_path / "out", task="embed").adapted.folder == tmp_path / "out"
 
 
 def test_chunks_have_the_gradients_of_whole_batches(model, data):
