@@ -111,6 +111,46 @@ def test_weights_that_are_moved_or_in_parts(name, tmp_path):
     assert made.trainable == tuple(shapes)
 
 
+LOOPS = {  # as tf2onnx writes a recurrent layer, and layers whose weights are stacked, as of flax
+    "Loop": (
+        "m = Constant <value = int64 {3}> ()  t, y, o = Loop (m, , w, x, v) <body = b (int64 i, bool go,"
+        " float[4, 4] a, float[n, 4] h, float[4] c) => (bool on, float[4, 4] e, float[n, 4] k, float[4] c)"
+        " { on = Identity(go)  e = Identity(a)  p = MatMul(h, a)  q = Add(p, c)  k = Tanh(q) }>",
+        {"w": (4, 4), "v": (4,)},
+    ),
+    "Scan": (
+        "y = Scan <num_scan_inputs = 2, body = b (float[n, 4] h, float[4, 4] a, float[4] c) => (float[n, 4] k)"
+        " { p = MatMul(h, a)  q = Add(p, c)  k = Tanh(q) }> (x, w, v)",
+        {"w": (3, 4, 4), "v": (3, 4)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_weights_that_a_loop_hands_on(name, tmp_path):
+    body, shapes = LOOPS[name]
+    values = normal(**shapes)
+
+    def compute(w, v):
+        h = X.astype(np.float64)
+        for number in range(3):
+            h = np.tanh(h @ (w if w.ndim == 2 else w[number]) + (v if v.ndim == 1 else v[number]))
+        return h
+
+    check(tmp_path, build(f"g (float[n, 4] x) => (float[n, 4] y) {{ {body} }}", values, 18), values, compute)
+
+
+def test_a_first_state_is_doubtful(tmp_path):
+    """Whether it was learned is not known, but zeros are a filling."""
+    body = LOOPS["Loop"][0].replace("w, x, v", "w, z, v")
+    text = f"g (float[5, 4] x) => (float[5, 4] y) {{ {body.replace('k = Tanh(q)', 'r = Add(q, x)  k = Tanh(r)')} }}"
+    for factor, count in ((1, 1), (0, 0)):
+        values = normal(w=(4, 4), v=(4,)) | {"z": factor * normal(z=(5, 4))["z"]}
+        made = generate_artifacts(build(text, values, 18), None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
+        assert made.trainable == ("w", "v")
+        assert [each.startswith("not trained unless named: 'z'") for each in made.notes] == [True] * count
+
+
 @pytest.mark.parametrize(("product", "scale", "trainable"), [
     ("h = MatMul(x, w)", 1, ["w"]),
     ("h = MatMul(x, w)", 2, ["w", "s"]),

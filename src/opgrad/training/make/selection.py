@@ -19,7 +19,8 @@ from opgrad.onnx.gradients.expansion import differentiable_inputs, inline_functi
 from opgrad.onnx.graph.facts import ALL, facts_of
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, domain_of, size_of
-from opgrad.onnx.graph.nodes import all_nodes, captured, module_path, reads_values
+from opgrad.onnx.graph.nodes import all_nodes, captured, module_path, reads_values, subgraphs
+from opgrad.onnx.graph.subgraphs import FIRST_STATE, state_count
 from opgrad.training.files.tensor_values import Held, array_of
 from opgrad.training.make import forms
 from opgrad.training.make.checks import listed, quantity, without_values
@@ -382,7 +383,11 @@ class Candidates:
         return (
             self._is_float(name)
             and size_of(self.tensors[name]) > 1
-            and any(node.op_type in DOUBTFUL and not domain_of(node) for node, _ in self._reads(name))
+            and any(
+                (node.op_type in DOUBTFUL or (node.op_type in FIRST_STATE and not self._is_filling(name)))
+                and not domain_of(node)
+                for node, _ in self._reads(name)
+            )
             and self._is_scale(name)
         )
 
@@ -415,9 +420,25 @@ class Candidates:
             return node.output[:1]
         if domain_of(node):
             return ()
+        if node.op_type in FIRST_STATE:
+            return self._in_body(node, place)
         if place in MIXING.get(node.op_type, ()):
             return node.output if self._constant.issuperset(captured(node)) and not self._is_filling(name) else ()
         return node.output if place in PARTS.get(node.op_type, ()) else ()
+
+    def _in_body(self, node: onnx.NodeProto, place: int) -> Sequence[str]:
+        """The name in a loop's body of an operand that it only reads: a state that stays, or one with a part a turn."""
+        first, bodies = FIRST_STATE[node.op_type], list(subgraphs(node))
+        if place < first or [len(each.input) for each in bodies] != [len(node.input)]:
+            return ()
+        name = bodies[0].input[place].name
+        if place < first + state_count(node):
+            last = bodies[0].output[place - bool(first)].name
+            while (maker := self._producers.get(last)) is not None and maker.op_type == "Identity":
+                last = maker.input[0]
+            if last != name:
+                return ()
+        return (name,)
 
     def _is_filling(self, name: str) -> bool:
         """Whether all elements of a tensor are the same, as of the zeros that a mask puts into a weight."""
