@@ -460,11 +460,6 @@ def _as_out(op: Operator, out: Any) -> Any:
     return tuple(array.view(np.ndarray) for array in arrays) if several else out.view(np.ndarray)
 
 
-def runner(op: Operator, given: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """A function that runs the calls of one signature, made from example arguments; it takes the arrays by name."""
-    return ArrayRunner(op, given).run
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -398,7 +398,7 @@ def _by_callback(called: Called, kinds: Sequence[Any]) -> Callable[..., Sequence
 @functools.lru_cache(1024)
 def _runner(op: Operator, signature: tuple[Any, ...], attributes: tuple[Any, ...]) -> Callable[..., Any]:
     example = {name: np.empty(shape, dtype) for name, shape, dtype in signature}
-    return arrays.runner(op, {**example, **dict(attributes)})
+    return arrays.ArrayRunner(op, {**example, **dict(attributes)}).run
 
 
 # --- the handler ------------------------------------------------------------------------------------------------------
