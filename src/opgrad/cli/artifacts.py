@@ -13,7 +13,7 @@ from rich.text import Text
 
 from opgrad.base.arguments import ArgumentError, naming
 from opgrad.base.terminal import console, existing, visible
-from opgrad.cli.options import opt, option, positive, said, takes_groups
+from opgrad.cli.options import given, opt, option, positive, said, takes_groups
 from opgrad.training.make.named_blocks import Loss, Optimizer
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ class Making:
 
             optimizer["clip_grad"] = ClipGradNorm(clip_norm)
         kind, inputs = loss.pop("loss"), loss.pop("loss_input")
-        if kind is None and (others := [name for name, value in loss.items() if value is not None]):
-            raise ValueError(f"{option(others[0])} is of a loss, expected --loss, too")
+        if kind is None and (others := given(replace(self.loss, loss_input=None))):
+            raise ValueError(f"{next(iter(others))} is of a loss, expected --loss, too")
         found: dict[str, Any] = {
             "requires_grad": own["train"] or None,
             "frozen_params": own["freeze"] or None,
@@ -169,13 +169,13 @@ def _block(kind: Loss | Optimizer, arguments: dict[str, Any]) -> Any:
     from opgrad.training.make import blocks, losses
 
     made = getattr(losses if isinstance(kind, Loss) else blocks, kind.name)
-    given = {name: value for name, value in arguments.items() if value is not None}
+    chosen = {name: value for name, value in arguments.items() if value is not None}
     taken = inspect.signature(made).parameters
-    if wrong := [option(name) for name in given if name not in taken]:
+    if wrong := [option(name) for name in chosen if name not in taken]:
         known = [option(name) for name in taken if name in arguments]
         raise ValueError(f"{kind} takes no {', '.join(wrong)}, expected {', '.join(known) or 'no options'}")
     try:
-        return made(**given)
+        return made(**chosen)
     except ArgumentError as error:
         raise ValueError(f"{error.caller}: {said(error, '', OPTIONS)}") from None
 

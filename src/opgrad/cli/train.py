@@ -249,9 +249,8 @@ def _check_quantization(options: QuantizationOptions) -> None:
     from opgrad.training.quantization import KINDS
 
     if options.quantize is None:
-        others = ("quantize_weights", "per_channel", "calibrate", "distill", "temperature")
-        if used := [name for name in others if getattr(options, name) not in (None, [])]:
-            raise ValueError(f"train: --{used[0].replace('_', '-')} is of a quantized model, expected --quantize, too")
+        if used := given(options):
+            raise ValueError(f"train: {next(iter(used))} is of a quantized model, expected --quantize, too")
         return
     if options.quantize not in KINDS:
         raise ValueError(f"train: --quantize is {options.quantize!r}, expected {' or '.join(KINDS)}")
