@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 import opgrad
-from bench.cells import GRAPH, SWEEP, Cell
+from bench.cells import SWEEP, Cell
 from bench.measure import GIVEN, NEW, WAYS, Call
 from opgrad.call.arrays import as_given, expanded, spec_of
 from opgrad.cli.examples import examples, expected
@@ -18,11 +19,6 @@ from opgrad.contract.signature import Problem, prepare
 
 CHECKED = 1 << 19  # elements of a result that are compared with the reference
 IN_PLACE = "optimizer"  # the family whose calls write over their arguments
-
-
-def case_of(cell: Cell) -> "Case":
-    """The case of a cell on the CPU."""
-    return (GraphCase if cell.workload.group == GRAPH else Case)(cell)
 
 
 def signature(
@@ -112,11 +108,7 @@ class Case:
     def call(self, way: str = GIVEN) -> Call:
         """The operator on these arrays, called as a user would."""
         given = dict(self.values)
-        leading = []
-        for name in self.op.parameters:
-            if name not in given:
-                break
-            leading.append(given.pop(name))
+        leading = [given.pop(name) for name in takewhile(given.__contains__, self.op.parameters)]
         return partial(getattr(opgrad, self.op.name), *leading, **given, **self.out(way))
 
     def out(self, way: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What is measured: the workloads of each kind of operator, in each dtype, and of losses and attention in PyTorch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,9 +40,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 # Classes along axis 1, with planes behind them: those forms have shapes of their own.
 OF_PIXELS = (16, 21, 128, 128)
 SHAPES: Mapping[str, Shape] = {
-    "of pixels": OF_PIXELS,
-    "of pixels, half ignored": OF_PIXELS,
-    "of pixels, weight": OF_PIXELS,
+    **dict.fromkeys(("of pixels", "of pixels, half ignored", "of pixels, weight"), OF_PIXELS),
     "of patches": (8, 1000, 14, 14),
 }
 
@@ -147,23 +145,18 @@ MORE_EXAMPLES = {"conv_grad": 3}  # of the operators that have more than one lar
 # --- steps in PyTorch ------------------------------------------------------------------------------------------------
 
 
-def _forms(group: str, forms: Sequence[str], shapes: Sequence[Shape]) -> list[Workload]:
-    """The first of them is quick."""
-    found = [(shape, form) for shape in shapes for form in forms]
-    return [
-        Workload(shape, group=group, form=form, dtypes=STEP_DTYPES, quick=number == 0)
-        for number, (shape, form) in enumerate(found)
-    ]
-
-
 STEP_DTYPES = ("float32", "bfloat16")
-LOGITS_FORMS = [
-    replace(workload, shape=SHAPES.get(workload.form, workload.shape))
-    for workload in _forms(LOSSES, list(FORMS), ((512, 32000),))
-]
+
+
+def _forms(group: str, forms: Iterable[str], shapes: Sequence[Shape]) -> list[Workload]:
+    """The first of them is quick."""
+    found = [(SHAPES.get(form, shape), form) for shape in shapes for form in forms]
+    steps = [Workload(shape, group=group, form=form, dtypes=STEP_DTYPES) for shape, form in found]
+    return [replace(steps[0], quick=True), *steps[1:]]
+
+
 LAYERS = _forms(LOSSES, [""], tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
 ONE_LAYER = LAYERS[1:2]
-ATTENTIONS = _forms(ATTENTION, list(ATTENTION_FORMS), ATTENTION_SHAPES)
 
 Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator, or by the name of a step
 WORKLOADS: Workloads = {
@@ -171,11 +164,11 @@ WORKLOADS: Workloads = {
     "rows": ROWS,
     "classes": CLASSES,
     "slices": SLICES,
-    LOGITS: LOGITS_FORMS,
+    LOGITS: _forms(LOSSES, FORMS, ((512, 32000),)),
     LINEAR: LAYERS,
     DIVERGENCE: ONE_LAYER,
     LOG_PROBABILITY: ONE_LAYER,
-    ATTENTION_FUNCTION: ATTENTIONS,
+    ATTENTION_FUNCTION: _forms(ATTENTION, ATTENTION_FORMS, ATTENTION_SHAPES),
 }
 
 

@@ -16,8 +16,8 @@ import numpy as np
 
 import opgrad
 from bench import cells, peers
-from bench.case import Case, case_of
-from bench.cells import ATTENTION, LOSSES, PLAIN, STEPS, WORKLOADS, Cell, Workloads
+from bench.case import Case, GraphCase
+from bench.cells import ATTENTION, GRAPH, LOSSES, PLAIN, STEPS, WORKLOADS, Cell, Workloads
 from bench.measure import GIVEN, NEW, OURS, Call, finite, interleaved, raced
 from bench.peers import COMPILE, tried
 from opgrad.cli.examples.arguments import aligned, error_in_ulp
@@ -277,7 +277,6 @@ def _resident(field: str = "VmRSS") -> int:
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(field))
 
 
-Rivals = Callable[[str], tuple[Mapping[str, Call], dict[str, str]]]
 COMPILED_FROM = 1 << 16  # bytes moved: with fewer, the checks before torch.compile's code runs take longest
 
 
@@ -307,24 +306,19 @@ class Target:
         """One cell of a result: times by name, bytes of traffic, the error of our results."""
         if cell.workload.group in STEPS:
             return measure(cell, names, seconds)
-        case = case_of(cell)
+        case = (GraphCase if cell.workload.group == GRAPH else Case)(cell)
         case.call(GIVEN)()
-        error = case.error()
-        chosen = [name for name in names if name != peers.COMPILE or case.traffic >= COMPILED_FROM]
+        error, copy = case.error(), copier(min(case.traffic, MOST_COPIED))
+        chosen = [name for name in names if name != COMPILE or case.traffic >= COMPILED_FROM]
         ours = {way: case.call(way) for way in case.ways}
-        return on_host(case, ours, lambda way: peers.calls(case, chosen, way), error, seconds)
-
-
-def on_host(case: Case, ours: Mapping[str, Call], rivals: Rivals, error: float, seconds: float) -> dict[str, Any]:
-    """What a result file holds of a case. ours, rivals: as for `raced`. error: of our results, in ulp."""
-    cell, copy = case.cell, copier(min(case.traffic, MOST_COPIED))
-    return {
-        **cell.known,
-        "workload": case.label,
-        "headline": cell.workload.headline,
-        **({} if cell.workload.group == PLAIN else {"group": cell.workload.group}),
-        "bytes": case.traffic,
-        "copied_bytes": copy.bytes,
-        "error_ulp": finite(error),
-        **raced(ours, rivals, partial(interleaved, seconds=seconds), copy.copy),
-    }
+        race = partial(interleaved, seconds=seconds)
+        return {
+            **cell.known,
+            "workload": case.label,
+            "headline": cell.workload.headline,
+            **({} if cell.workload.group == PLAIN else {"group": cell.workload.group}),
+            "bytes": case.traffic,
+            "copied_bytes": copy.bytes,
+            "error_ulp": finite(error),
+            **raced(ours, lambda way: peers.calls(case, chosen, way), race, copy.copy),
+        }

@@ -44,25 +44,20 @@ def cells(ops: Sequence[str], dtypes: Sequence[str], quick: bool, groups: Sequen
     known = {name: op for name, op in operators().items() if op.kind == "rows"}
     if wrong := [name for name in ops if name not in known]:
         raise ValueError(f"bench: operator is {wrong[0]!r}, expected for the sweep one of {', '.join(known)}")
-    return [
-        Cell(known[name], workload, dtype)
-        for group in groups or ((ROWS,) if quick else GROUPS)
-        for name in ops or OPERATORS
-        for dtype in dtypes
-        for workload in _workloads(group, quick)
-    ]
-
-
-def _workloads(group: str, quick: bool) -> list[Workload]:
-    """The shapes of a group, with the axis that is reduced where that is not the last."""
     every: Mapping[str, tuple[int, Sequence[Shape]]] = {
         ROWS: (-1, [(_rest(n), n) for n in (QUICK_LENGTHS if quick else LENGTHS)]),
         INNER: (1, [(_rest(n * inner), n, inner) for inner in INNER_SIZES for n in INNER_LENGTHS]),
         AXES: (0, [(n, _rest(n)) for n in FIRST_LENGTHS]),
         SHAPES: (1, NETWORKS),
     }
-    axis, shapes = every[group]
-    return [Workload(shape, {} if axis < 0 else {"axis": axis}, group=SWEEP) for shape in shapes]
+    chosen = [every[group] for group in groups or ((ROWS,) if quick else GROUPS)]
+    return [
+        Cell(known[name], Workload(shape, {} if axis < 0 else {"axis": axis}, group=SWEEP), dtype)
+        for axis, shapes in chosen
+        for name in ops or OPERATORS
+        for dtype in dtypes
+        for shape in shapes
+    ]
 
 
 def _rest(size: int) -> int:
@@ -117,20 +112,18 @@ class Curve:
 
 def curves(result: Result) -> list[Curve]:
     """The curves of a result: operator by operator, dtype by dtype, rows before other axes."""
-    found: dict[tuple[str, str, str], dict[int, Figures]] = {}
+    found: dict[tuple[str, str, str], dict[int, tuple[float, float | None]]] = {}
     for cell in figures(result, SWEEP):
         if place := _place(cell):
             along, n = place
-            found.setdefault((cell.operator, cell.dtype, along), {})[n] = cell
+            times, elements = cell.ways[GIVEN], math.prod(map(int, cell.shape.split("x")))
+            best = None if times.peer_seconds is None else times.peer_seconds / elements * 1e9
+            points = found.setdefault((cell.operator, cell.dtype, along), {})
+            points[n] = times.seconds / elements * 1e9, best
     made = []
     for (operator, dtype, along), points in found.items():
-        ours, best = [], []
-        for _, cell in sorted(points.items()):
-            elements = math.prod(map(int, cell.shape.split("x")))
-            times = cell.ways[GIVEN]
-            ours.append(times.seconds / elements * 1e9)
-            best.append(None if times.peer_seconds is None else times.peer_seconds / elements * 1e9)
-        made.append(Curve(operator, dtype, sorted(points), ours, best, along))
+        ours, theirs = zip(*(points[n] for n in sorted(points)), strict=True)
+        made.append(Curve(operator, dtype, sorted(points), ours, theirs, along))
     return made
 
 
