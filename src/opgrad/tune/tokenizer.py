@@ -51,12 +51,12 @@ class ChatTemplate:
         except ValueError as error:
             raise ValueError(f"{origin}: {error}") from None
 
-    def render(self, messages: Sequence[Message], tools: Any = None, begin_answer: bool = False) -> str:
+    def render(self, messages: Sequence[Message], begin_answer: bool = False) -> str:
         """The text of a chat. begin_answer: whether the beginning of an answer follows the messages.
 
         Raises ValueError for whatever the template finds wrong, and if it takes more than the limits.
         """
-        return self._render(messages, tools, begin_answer, False)[0]
+        return self._render(messages=messages, tools=None, add_generation_prompt=begin_answer, parts=False)[0]
 
     def render_with_parts(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, list[Part], list[Part]]:
         """The text of a chat, what of it is written for each message, and what of it the model writes.
@@ -65,12 +65,9 @@ class ChatTemplate:
         message behind the end of a prompt. Raises what `render` raises, and ValueError if the template does not write
         what a message says.
         """
-        return self._render(messages, tools, False, True)
+        return self._render(messages=messages, tools=tools, add_generation_prompt=False, parts=True)
 
-    def _render(
-        self, messages: Sequence[Message], tools: Any, begin_answer: bool, parts: bool
-    ) -> tuple[str, list[Part], list[Part]]:
-        request = {"messages": messages, "tools": tools, "add_generation_prompt": begin_answer, "parts": parts}
+    def _render(self, **request: Any) -> tuple[str, list[Part], list[Part]]:
         try:
             with settling:  # a chat at a time; no fork happens meanwhile
                 if self._process is None or self._owner != os.getpid():
