@@ -18,6 +18,7 @@ from opgrad.ops import operators
 from opgrad.post_ops import PostOp
 
 jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
 jax.config.update("jax_num_cpu_devices", 2)
 
 import jax.numpy as jnp  # noqa: E402
@@ -194,31 +195,41 @@ def test_donated_arguments_are_written_over(rng):
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def targets(labels, classes, smoothing):
-    onehot = jax.nn.one_hot(labels, classes, axis=1) if jnp.issubdtype(labels.dtype, jnp.integer) else labels
-    return onehot * (1 - smoothing) + smoothing / classes
-
-
 def loss_of(
     logits, labels, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, lse_square_scale=0.0,
     softcap=None, temperature=1.0, num_items=None,
 ):  # fmt: skip
-    """The loss in JAX's own functions."""
-    z = logits if softcap is None else softcap * jnp.tanh(logits / softcap)
-    z = z / temperature
-    is_class = jnp.issubdtype(labels.dtype, jnp.integer)
-    counts = labels != ignore_index if is_class else jnp.ones(logits.shape[:1] + logits.shape[2:], bool)
-    w = jnp.ones(logits.shape[1]) if weight is None else weight
-    q = targets(labels, logits.shape[1], label_smoothing)
+    """The loss in PyTorch's own functions."""
+    z = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    z, classes, counts, q = z / temperature, logits.shape[1], torch.ones_like(logits[:, 0], dtype=bool), labels
+    w = logits.new_ones(classes) if weight is None else weight
+    is_class = not labels.is_floating_point()
+    if is_class:
+        counts = labels != ignore_index
+        labels = torch.where(counts, labels, 0)
+        q = torch.nn.functional.one_hot(labels, classes).movedim(-1, 1).to(z.dtype)
+    q = q * (1 - label_smoothing) + label_smoothing / classes
     shaped = w.reshape(-1, *[1] * (logits.ndim - 2))
-    losses = jnp.where(counts, -(shaped * q * jax.nn.log_softmax(z, 1)).sum(1), 0)
-    squares = jnp.where(counts, jax.nn.logsumexp(z, 1) ** 2, 0) * lse_square_scale
+    losses = torch.where(counts, -(shaped * q * torch.log_softmax(z, 1)).sum(1), 0)
+    squares = torch.where(counts, torch.logsumexp(z, 1) ** 2, 0) * lse_square_scale
     if reduction != "mean":
         return losses + squares if reduction == "none" else (losses + squares).sum()
-    by_weight = jnp.where(counts, w[jnp.where(counts, labels, 0)], 0).sum() if is_class else counts.sum()
     if num_items is not None:
         return (losses + squares).sum() / num_items
+    by_weight = torch.where(counts, w[labels], 0).sum() if is_class else counts.sum()
     return losses.sum() / by_weight + squares.sum() / counts.sum()
+
+
+def slopes(function, *arguments):
+    """The value of a function of tensors, and its gradients with respect to those of floats, in float64."""
+    tensors = [torch.from_numpy(np.array(each, "float64" if is_float(each) else "int64")) for each in arguments]
+    wanted = [each.requires_grad_() for each in tensors if each.is_floating_point()]
+    value = function(*tensors)
+    return value.detach(), torch.autograd.grad(value, wanted)
+
+
+def is_float(array):
+    return jnp.issubdtype(array.dtype, jnp.floating)
 
 
 OPTIONS = [
@@ -236,9 +247,8 @@ def check(ours, theirs, *arguments, at_once):
 
     at_once: also without a compiler.
     """
-    places = tuple(place for place, each in enumerate(arguments) if jnp.issubdtype(each.dtype, jnp.floating))
-    wide = [each.astype("float64") if at in places else each for at, each in enumerate(arguments)]
-    expected = jax.jit(jax.value_and_grad(lambda *a: (theirs(*a) ** 2).sum(), argnums=places))(*wide)
+    places = tuple(place for place, each in enumerate(arguments) if is_float(each))
+    expected = slopes(lambda *a: (theirs(*a) ** 2).sum(), *arguments)
     square = lambda *a: (ours(*a).astype("float64") ** 2).sum()  # noqa: E731
     made = jax.value_and_grad(square, argnums=places)
     close(jax.jit(lambda *a: (made(*a), square(*a)))(*arguments), (expected, expected[0]))
@@ -266,11 +276,11 @@ def test_losses_of_labels_and_of_probabilities(options, rng):
 def test_loss_of_a_linear_layer(options, chunk, rng, monkeypatch):
     if chunk:
         monkeypatch.setattr(opgrad.jax.loss, "CHUNK", chunk)
-    labels = jnp.asarray([0, 1, -100, 4, 2])
+    labels = [0, 1, -100, 4, 2]
     arrays = [jnp.asarray(rng.normal(size=shape)) for shape in [(5, 3), (5, 3), (5,)]]
     check(
-        lambda x, w, b, weight: opgrad.jax.linear_cross_entropy(x, w, labels, b, weight, **options),
-        lambda x, w, b, weight: loss_of(x @ w.T + b, labels, weight, **options),
+        lambda x, w, b, weight: opgrad.jax.linear_cross_entropy(x, w, jnp.asarray(labels), b, weight, **options),
+        lambda x, w, b, weight: loss_of(x @ w.T + b, torch.tensor(labels), weight, **options),
         *arrays,
         jnp.asarray(rng.random(5) + 0.5),
         at_once=not options,
@@ -283,8 +293,7 @@ def test_precisions(dtype, rng):
     logits, labels = jnp.asarray(rng.normal(size=(9, 7)), dtype), jnp.asarray(rng.integers(0, 7, 9))
     loss, dlogits = jax.jit(jax.value_and_grad(lambda x: opgrad.jax.cross_entropy(x, labels)))(logits)
     assert (loss.dtype, dlogits.dtype) == (jnp.float32, jnp.dtype(dtype))
-    wide = jax.jit(jax.value_and_grad(loss_of))(logits.astype("float32"), labels)
-    close((loss, dlogits), wide, dtype)
+    close((loss, dlogits), slopes(loss_of, logits, labels), dtype)
 
 
 @pytest.mark.parametrize("function", ["cross_entropy", "linear_cross_entropy"])
@@ -299,15 +308,16 @@ def test_numbers_in_arrays_compile_once_and_are_differentiated(function, rng):
         return opgrad.jax.linear_cross_entropy(x, jnp.eye(5), labels, **options)
 
     def theirs(x, number, temperature, square):
-        return loss_of(x, labels, None, num_items=number, temperature=temperature, lse_square_scale=square)
+        y = torch.tensor(labels.tolist())
+        return loss_of(x, y, num_items=number, temperature=temperature, lse_square_scale=square)
 
-    step, expected = (jax.jit(jax.value_and_grad(each, argnums=(0, 1, 2, 3))) for each in (ours, theirs))
+    step = jax.jit(jax.value_and_grad(ours, argnums=(0, 1, 2, 3)))
     for count in (3.0, 5.0, 11.0):
         given = logits, jnp.asarray(count), jnp.asarray(count / 4), jnp.asarray(count / 100)
-        close(step(*given), expected(*given))
+        close(step(*given), slopes(theirs, *given))
     assert len(traced) == 1
     counts = jax.jit(lambda x, n: opgrad.jax.cross_entropy(x, labels, num_items=n))  # as a batch has it, whole
-    close(counts(logits, (labels != -100).sum()), loss_of(logits, labels))
+    close(counts(logits, (labels != -100).sum()), slopes(loss_of, logits, labels)[0])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
@@ -419,15 +429,16 @@ def test_sharded_arrays(kind, options, rng):
     rows, everywhere = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
     spread = jax.device_put(logits, rows), jax.device_put(labels, rows), jax.device_put(weight, everywhere)
 
-    def slope(function):
-        made = lambda x, y, w: (function(x, y, w, **options) ** 2).sum()  # noqa: E731
-        return jax.value_and_grad(made, argnums=(0, 2))
-
+    ours, theirs = (
+        lambda x, y, w, of=function: (of(x, y, w, **options) ** 2).sum()
+        for function in (opgrad.jax.cross_entropy, loss_of)
+    )
     with jax.set_mesh(mesh):
         close(opgrad.softmax(spread[0]), jax.nn.softmax(logits))
         close(jax.jit(jax.grad(lambda x: (opgrad.softmax(x) ** 2).sum()))(spread[0]),
               jax.grad(lambda x: (jax.nn.softmax(x) ** 2).sum())(logits))  # fmt: skip
-        close(jax.jit(slope(opgrad.jax.cross_entropy))(*spread), jax.jit(slope(loss_of))(logits, labels, weight))
+        found = jax.jit(jax.value_and_grad(ours, argnums=(0, 2)))(*spread)
+        close(found, slopes(theirs, logits, labels, weight))
         with pytest.raises(ValueError, match=r"^cross_entropy: labels\[3\] is 9, expected 0 to 4 or ignore_index -100"):
             opgrad.jax.cross_entropy(spread[0], jax.device_put(labels.at[3].set(9), rows))
 
@@ -491,8 +502,9 @@ def test_wrong_labels_where_other_devices_would_wait():
 
 def test_pmap(rng):
     logits, labels, _ = given(rng)
-    found = jax.pmap(jax.grad(opgrad.jax.cross_entropy))(logits.reshape(2, 4, 5), labels.reshape(2, 4))
-    close(found, jax.jit(jax.vmap(jax.grad(loss_of)))(logits.reshape(2, 4, 5), labels.reshape(2, 4)))
+    given_to_each = logits.reshape(2, 4, 5), labels.reshape(2, 4)
+    found = jax.pmap(jax.grad(opgrad.jax.cross_entropy))(*given_to_each)
+    close(list(found), [slopes(loss_of, *pair)[1] for pair in zip(*given_to_each, strict=True)])
 
 
 def test_steps_in_threads_do_not_wait_for_each_other(rng):
@@ -580,7 +592,7 @@ def test_through_python_where_structures_are_unknown(monkeypatch, rng):
         found = jax.jit(jax.value_and_grad(opgrad.jax.cross_entropy))(x, labels)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        close(found, jax.jit(jax.value_and_grad(loss_of))(x, labels))
+        close(found, slopes(loss_of, x, labels))
         close(jax.jit(jax.vmap(opgrad.softmax))(x), jax.nn.softmax(x))
 
 
