@@ -165,6 +165,17 @@ def test_scales_that_an_exporter_made_up_are_no_weights(product, scale, trainabl
     assert made.trainable == tuple(trainable)
 
 
+@pytest.mark.parametrize(("name", "count"), [("val_{}", 1), ("helper.constant.{}", 1), ("norm.{}", 3)])
+def test_instances_that_groups_are_normalized_as_have_no_weights(name, count, tmp_path):
+    text = "g (float[n, 1, 4] x) => (float[n, 1, 4] y) { h = InstanceNormalization(x, s, b)  y = MatMul(h, w) }"
+    model = build(text, normal(w=(4, 4)) | {"s": np.ones(1, np.float32), "b": np.zeros(1, np.float32)}, 18)
+    for place, tensor in ((1, "s"), (2, "b")):
+        made_up = model.graph.node[0].input[place] = name.format(place)
+        next(each for each in model.graph.initializer if each.name == tensor).name = made_up
+    made = generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
+    assert len(made.trainable) == count
+
+
 def test_what_inputs_are_scattered_into_is_no_weight(tmp_path):
     """Such as the zeros that become a mask or a cache."""
     model = build(

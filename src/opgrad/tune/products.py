@@ -205,14 +205,14 @@ class _ProductSearch:
 
     def _scores(self, name: str) -> onnx.NodeProto | None:
         """The product of queries and keys behind whose softmax a value stands."""
-        softmax, steps = False, ("Softmax", "Add", "Mul", "Div", "Tanh", "Where", "Cast", "Reshape", "Identity")
+        softmax, steps = False, ("Softmax", "Add", "Mul", "Div", "Tanh", "Where", "Dropout", *MOVING, "Cast")
         for _ in range(24):
             node = self._graph.producers.get(name)
             if node is None:
                 return None
             if node.op_type in PRODUCTS:
                 return node if softmax and self._stored(node.input[1]) is None else None
-            if node.op_type not in (*steps, *ROUNDING):
+            if node.op_type not in steps:
                 return None
             softmax = softmax or node.op_type == "Softmax"
             name = node.input[0]

@@ -120,7 +120,7 @@ class Parallel(Writer):
 
 
 class Guarded(Writer):
-    """Attention as torch.onnx.export writes it of a model with a mask: a softmax that is no number becomes 0."""
+    """Attention as torch.onnx.export writes it of a model with a mask, and with dropout: no number becomes 0."""
 
     def attention(self, q, k, v, number):
         name = f"/attention.{number}"
@@ -130,7 +130,8 @@ class Guarded(Writer):
         given = [here, scores, least] if number else [self.node("Not", [here], f"{name}/not"), least, scores]
         softmax = self.node("Softmax", [self.node("Where", given, f"{name}/masked")], f"{name}/softmax")
         guard = self.node("IsNaN", [softmax], f"{name}/guard")
-        return self.node("MatMul", [self.node("Where", [guard, nothing, softmax], f"{name}/where"), v], name)
+        kept = self.node("Dropout", [self.node("Where", [guard, nothing, softmax], f"{name}/where")], f"{name}/dropout")
+        return self.node("MatMul", [kept, v], name)
 
 
 def test_attention_behind_a_guard(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ ROOTS = (0.5, -0.5, 0.25, -0.25)  # of the size of a head: attention scales scor
 LARGEST_EPSILON = 1e-3
 GUARDED = (("Sqrt", 0), ("Pow", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1))  # what epsilons keep from 0
 PARAMETER = re.compile(r"[A-Za-z_]+|[A-Za-z_]\w*(\.\w+)+")  # a name that a module gives a parameter
-MADE_UP = re.compile(r"val_\d+")
+MADE_UP = re.compile(r"val_\d+|helper\.constant\.\d+")  # of torch.onnx and of paddle2onnx
 NUMBERED = ("val", "scalar_tensor", "lifted_tensor")  # the names that exporters give constants
 MOST_SHARED = 4  # tensors that a note describes
 MOST_STEPS = 8  # the most nodes between a product and the sine of it
@@ -99,7 +99,7 @@ class Fixed:
     def _fills(self, name: str) -> bool:
         """Whether an exporter made up the scale or the bias of a normalization that has none, beside named weights.
 
-        It is a Constant node, or `val_15` for the instances that groups are normalized as.
+        It is a Constant node, or has a made up name for the instances that groups are normalized as.
         """
         kinds = NORMS if name in self._producers and self._has_stored else NORMS[:1] if MADE_UP.fullmatch(name) else ()
         readers = self._readers.get(name, ())
