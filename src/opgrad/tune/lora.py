@@ -142,7 +142,10 @@ def choose(base: LanguageModel, loras: Sequence[Lora]) -> list[Adapter]:
     """
     found: dict[str, Adapter] = {}
     for lora in loras:
-        matched = []
+        matched, experts = [], [node for node in base.model.graph.node if node.op_type in ("MoE", "QMoE")]
+        for node in experts if lora.target not in (None, LINEAR) else ():
+            if _is_named([node.name, *filter(None, node.input[2:])], str(lora.target)):
+                raise NotImplementedError(f"{node.op_type} (node {node.name!r}) can have no adapter")
         for product in base.products:
             for module, role, (first, last) in slices(product):
                 if lora.target is None:

@@ -150,6 +150,29 @@ def test_layers_of_parallel_products_and_of_convolutions(tmp_path, monkeypatch):
     assert found[1:-1] == [(layer, role) for layer, each in roles.items() for role in each]
 
 
+class Experts(Writer):
+    def product(self, x, name, rows, columns):
+        y = super().product(x, name, rows, columns)
+        if not name.endswith("o_proj"):
+            return y
+        wide, router = self.constant(np.array([-1, columns]), f"{name}.wide"), self.weight(f"{name}.router", columns, 4)
+        flat = self.node("Reshape", [y, wide], f"/{name}.flat")
+        given = [flat, self.node("MatMul", [flat, router], f"/{name}.routed")]
+        given += [self.weight("experts.fc1", 4, 64, columns), "", self.weight("experts.fc2", 4, columns, 64)]
+        z = self.node("MoE", given, "/experts/moe", "com.microsoft", k=2, activation_type="relu")
+        return self.node("Reshape", [z, self.node("Shape", [y], f"/{name}.shape")], f"/{name}.back")
+
+
+@pytest.mark.parametrize("target", ["experts.fc1", "*moe|q_proj"])
+def test_experts_have_no_adapters(tmp_path, monkeypatch, target):
+    monkeypatch.setattr(language_models, "Writer", Experts)
+    onnx.save(make_model(SIZE, shared=2, layers=1), tmp_path / "model.onnx")
+    base = read(tmp_path / "model.onnx")
+    with pytest.raises(NotImplementedError, match=r"MoE \(node '/experts/moe'\) can have no adapter"):
+        choose(base, [Lora(target=target)])
+    assert {each.product.op for each in choose(base, [Lora(target="all-linear")])} == {"MatMul"}
+
+
 def changed(tmp_path, write, **given):
     """A folder whose model `write` has changed: the nodes before the last one, which copies the scores."""
     model = make_model(SIZE, **given)
