@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Of all Python files under a folder. A change that needs more says so here, and what went for it.
-LINES = {"src": 84_100, "tests": 62_100, "bench": 5_250}
+LINES = {"src": 83_700, "tests": 62_100, "bench": 4_760}
 LONGEST = 760  # lines of a file
 
 
