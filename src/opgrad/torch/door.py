@@ -89,8 +89,8 @@ def called(
         return answer(args, kwargs)
     given = named(args, kwargs)
     result = noted(entries, lambda *args, **kwargs: owners.run(op, given), args, kwargs)
-    is_plain = op.general is None or _is_plain(op, given)
-    if key and is_plain and (answer := torch_tensors.call_of(op, given, args, kwargs)):
+    is_kept = key and (op.general is None or _is_plain(op, given))
+    if is_kept and (answer := torch_tensors.call_of(op, given, args, kwargs)):
         runners.keep(key, answer)
     return result
 
