@@ -264,15 +264,16 @@ def is_crowded(problem: Problem, width: int) -> bool:
     """Whether a column's lines share so few sets of a cache that they do not stay in it, though a panel's buffer does.
 
     Softmax of 1000 x 4096 bfloat16 along axis 0 took 0.34 ns an element in panels, 0.60 in strips; of float32 0.37 and
-    0.48, with registers of 32 bytes 0.5 and 0.64. There strips of bfloat16 are two vectors, and whole lines: on Zen 3
-    they took 0.8 ns, panels 1.8. Where x came from memory, panels took 0.65 to 0.9 of the time. 8 x 128 x 32 x 32
+    0.48, with registers of 32 bytes 0.5 and 0.64. There strips of bfloat16 are widened to whole lines: on Zen 3 these
+    took 0.8 ns, panels 1.8. Where x came from memory, panels took 0.65 to 0.9 of the time. 8 x 128 x 32 x 32
     float32 along axis 1 took 0.38 and 0.57, but columns of 21 elements 1.2 times as long in panels. So did arrays
     beyond the cache with registers of 64 bytes: strips write one while they read the next.
     """
     itemsize = problem.specs["x"].dtype.itemsize
     crowded = problem.n * math.gcd(problem["x"].n * itemsize, SETS_BYTES) >= CROWDED * SETS_BYTES
-    whole = vector_lanes(precision(problem)) * itemsize >= CACHE_LINE
-    return crowded and whole and keeps_column(problem.n, width) and not streams(problem.bytes)
+    strip = line_lanes(precision(problem), itemsize)
+    is_widened = strip > vector_lanes(precision(problem)) and strip * itemsize >= CACHE_LINE
+    return crowded and not is_widened and keeps_column(problem.n, width) and not streams(problem.bytes)
 
 
 def keeps_column(n: int, width: int) -> bool:
