@@ -165,15 +165,15 @@ def _work(
 ) -> Iterator[tuple[str, Work]]:
     """The work for artifact sets, and for operators unless only sets are named; only: operators must be named.
 
-    Raises what `ArtifactSet.load` raises, before a process is started.
+    Raises FileNotFoundError or NotADirectoryError for what is no set, before a process is started.
     """
     declared = public_operators()
     _check("operator", ops, declared)
     _check("dtype", dtypes, FLOATS)
     for folder in folders:
-        from opgrad.training import ArtifactSet
+        from opgrad.training.files.artifact_set import check_folder
 
-        ArtifactSet.load(folder)
+        check_folder(folder)
         yield str(folder.resolve()), Work(compile_set, (folder,))
     for name in ops or (() if folders or only else declared):
         for dtype in _taken(declared[name], dtypes or FLOATS):

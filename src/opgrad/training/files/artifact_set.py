@@ -388,8 +388,7 @@ class ArtifactSet:
         ValueError for a damaged file or one of another model, NotImplementedError for an optimizer unknown to opgrad.
         """
         folder = Path(directory)
-        finish_interrupted(folder)
-        _check_folder(folder)
+        check_folder(folder)
         training_model, eval_model, optimizer_model, checkpoint_file = (folder / name for name in FILES)
         checkpoint, what = read_checkpoint(checkpoint_file), str(training_model)
         training, values = read_apart(training_model)
@@ -501,8 +500,10 @@ class ArtifactSet:
         return self.objective.scores
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise unless there is a folder with the files of a set."""
+@naming("ArtifactSet")
+def check_folder(folder: Path) -> None:
+    """Raise unless there is a folder with the files of a set, after replacing those of which that was interrupted."""
+    finish_interrupted(folder)
     if folder.is_file():
         if not _missing(folder.parent):
             raise NotADirectoryError(f"{folder} is a file, expected the folder of its set, {folder.parent}")
