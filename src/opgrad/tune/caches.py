@@ -238,10 +238,8 @@ def packed_rows(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
         helper.make_tensor_value_info(STARTS, TensorProto.INT64, [1, "bounds"]),
         helper.make_tensor_value_info(PLACES, TensorProto.INT64, ["batch", "length"]),
     ])  # fmt: skip
-    count, own = (
-        0,
-        {node.output[0]: PLACES for node in graph.nodes() if node.op_type == COUNTS and node.name.startswith(SCOPE)},
-    )
+    counts = [node for node in graph.nodes() if node.op_type == COUNTS and node.name.startswith(SCOPE)]
+    count, own = 0, {node.output[0]: PLACES for node in counts}
     for node in list(graph.nodes()):
         write = WRITERS.get((domain_of(node), node.op_type))
         if write is None:
