@@ -187,7 +187,7 @@ def test_folders_of_what_is_written_are_made(tmp_path):
         ("compile", digits, "--for", "x86-64-v3", "-o", file / "x.pack"),
     ):
         status, text = cli(*words)
-        assert (status, f"{file} is a file, expected a folder" in text) == (1, True), text
+        assert (status, f"{file} is a file, expected a folder for what is written" in text) == (1, True), text
 
 
 @pytest.mark.parametrize("command", [each.name or each.callback.__name__ for each in app.registered_commands])

@@ -224,7 +224,7 @@ def test_what_cannot_be_trained_is_told_in_one_line(tmp_path):
         ("--data", rows): "it holds x, label, expected an array for the input 'labels'",
         ("--data", wide): "x has shape (30, 5), expected (batch, 4)",
         (): f"train: no data for {model}, expected --data or a dataset named in recipe.toml beside it",
-        ("--data", rows, "--export", rows / "deep" / "x.onnx"): f"{rows} is a file, expected a folder",
+        ("--data", rows, "--export", rows / "x" / "x.onnx"): f"{rows} is a file, expected a folder for what is written",
         ("--data", rows, "--validation", "much"): "validation is 'much', expected a number of rows or a fraction",
         ("--data", rows, "--freeze", "z*"): "--freeze has 'z*', which matches no weight",
     }

@@ -224,7 +224,7 @@ def test_what_cannot_be_lowered_to_a_file_is_told_in_one_line(tmp_path):
     whole = EXAMPLES / "digits" / "training_model.onnx"
     for source, target, message in (
         (tmp_path / "model.onnx", tmp_path / "plain.onnx", "is no ONNX model, or damaged"),
-        (whole, tmp_path / "model.onnx" / "plain.onnx", "is a file, expected a folder"),
+        (whole, tmp_path / "model.onnx" / "plain.onnx", "is a file, expected a folder for what is written"),
     ):
         status, text = cli("lower", source, "-o", target)
         assert (status, text.count("\n")) == (1, 1)
