@@ -1,5 +1,6 @@
 """Embedding models, classifiers and rerankers: losses beside torch, heads, figures, files, what is refused."""
 
+import contextlib
 import json
 import signal
 
@@ -252,6 +253,24 @@ def test_wrong_rows(tmp_path, model, row, message):
         adapted.examples(path)
     found = adapted.examples(path, skip_bad=True)
     assert (len(found), found.told.bad) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "module", "error"),
+    [
+        ({"pooling_mode": ["lasttoken"]}, "Normalize", ""),
+        ({"pooling_mode": ["mean", "max"]}, "Normalize", r"with the pooling \['mean', 'max'\], expected pooling=mean"),
+        ({"pooling_mode": "mean"}, "LayerNorm", "has a module LayerNorm behind its encoder, expected Pooling"),
+        ({"include_prompt": False}, "Dropout", "leaves prompts out of its pooling, expected include_prompt true"),
+    ],
+)
+def test_modules_of_sentence_transformers(tmp_path, config, module, error):
+    make_encoder(tmp_path)
+    modules = [{"type": f"models.{each}", "path": f"1_{each}"} for each in ("Transformer", "Pooling", module)]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken", **config}))
+    with pytest.raises((ValueError, NotImplementedError), match=error) if error else contextlib.nullcontext():
+        Tuner(tmp_path, task="embed")
 
 
 def test_long_texts_keep_their_end(tmp_path, model):

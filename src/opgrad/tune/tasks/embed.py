@@ -145,8 +145,9 @@ class Embed(encoder.EncoderTask):
         """The graph from tokens to vectors of length 1."""
         what = str(file)
         base = read(file, lambda ranks: encoder.output_of(ranks, self.pooling, what))
-        pooling = self.pooling or encoder.pooling_of(folder_of(file))
-        if pooling is None and base.logits not in encoder.SENTENCE:
+        is_pooled = base.logits in encoder.SENTENCE  # by all modules
+        pooling = None if is_pooled else encoder.pooling_of(folder_of(file), self.pooling)
+        if pooling is None and not is_pooled:
             lack = f"and {folder_of(file)} has no 1_Pooling/config.json"
             raise ArgumentError("task", f"has no pooling, {lack}, expected pooling=mean, cls or last")
         model = copied(base.model)

@@ -21,8 +21,8 @@ from opgrad.tune.tasks.base import DEFAULTS, Task, TaskModel
 from opgrad.tune.tokenizer import read_json
 
 POOLINGS = ("mean", "cls", "last")
-# What configurations of sentence-transformers' poolings call these.
-MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
+# What configurations of sentence-transformers' poolings call these, and the modules that may stand behind an encoder.
+MODES, MODULES = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last"}, ("Pooling", "Normalize", "Dropout")
 SENTENCE = ("sentence_embedding", "embeddings")  # outputs that are pooled already
 SMALLEST = 1e-12
 
@@ -61,19 +61,25 @@ def unit(vectors: Value) -> Value:
     return vectors / vectors.body.node("Max", square.apply("Sqrt"), vectors.body.number(SMALLEST, vectors))
 
 
-def pooling_of(folder: Path) -> str | None:
-    """The pooling of a model's folder, as sentence-transformers writes it down; None if it does not."""
+def pooling_of(folder: Path, given: str | None = None) -> str | None:
+    """The pooling of a model's folder, as sentence-transformers writes it down; None if it does not.
+
+    given: the one that is asked for in its place.
+    """
     path = folder / "modules.json"
-    listed = json.loads(path.read_bytes()) if path.is_file() else [{"type": "Pooling", "path": "1_Pooling"}]
-    modules = {str(each.get("type", "")).rpartition(".")[2]: str(each.get("path", "")) for each in listed}
-    if "Dense" in modules:
-        raise NotImplementedError(f"{folder} has a module Dense behind its pooling, expected none")
+    listed = json.loads(path.read_bytes()) if path.is_file() else [{}, {"type": "Pooling", "path": "1_Pooling"}]
+    modules = {str(each.get("type", "")).rpartition(".")[2]: str(each.get("path", "")) for each in listed[1:]}
     config = read_json(folder / modules.get("Pooling", "1_Pooling") / "config.json")
-    named = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
-    found = [MODES.get(each, each) for each in named or filter(None, [config.get("pooling_mode")])]
-    if found and (len(found) > 1 or found[0] not in POOLINGS):
+    if others := [each for each in modules if each not in MODULES]:
+        raise NotImplementedError(f"{folder} has a module {others[0]} behind its encoder, expected Pooling, Normalize")
+    if config.get("include_prompt") is False:
+        raise NotImplementedError(f"{folder} leaves prompts out of its pooling, expected include_prompt true")
+    named, modes = [name for name, value in config.items() if value is True], config.get("pooling_mode") or []
+    named = [each.removeprefix("pooling_mode_") for each in named if each.startswith("pooling_mode_")]
+    found = [MODES.get(each, each) for each in named or ([modes] if isinstance(modes, str) else modes)]
+    if given is None and found and (len(found) > 1 or found[0] not in POOLINGS):
         raise ArgumentError("task", f"and {folder} with the pooling {found}, expected pooling=mean, cls or last")
-    return found[0] if found else None
+    return given or (found[0] if found else None)
 
 
 LABELS = "labels"
