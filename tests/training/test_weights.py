@@ -227,6 +227,10 @@ def test_sparse_initializers_are_dense(indices, tmp_path):
         assert not loaded.graph.sparse_initializer
         found = onnxruntime.InferenceSession(loaded.SerializeToString()).run(None, {"x": X})[0]
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+    (sparse,) = model.graph.sparse_initializer
+    other = build("g (float[n, 4] x) => (float[n, 4] y) { h = MatMul(x, m) y = Tanh(h) }")
+    other.graph.node.insert(0, helper.make_node("Constant", [], ["m"], sparse_value=sparse))
+    assert generate_artifacts(other, loss=LossType.MSELoss, artifact_directory=tmp_path).trainable == ("m",)
     check(tmp_path, model, {"m": numpy_helper.to_array(loaded.graph.initializer[0])}, lambda m: np.tanh(X @ m))
 
 

@@ -37,7 +37,7 @@ FOLDED = names_of(
 
 
 def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The tensor of a Constant node; None if it is text or sparse."""
+    """The tensor of a Constant node; None if it is text."""
     attribute = next(iter(node.attribute), onnx.AttributeProto())
     if attribute.name == "value":
         return attribute.t

@@ -77,6 +77,11 @@ def _repair(model: onnx.ModelProto, what: str) -> None:
     for sparse in model.graph.sparse_initializer:
         model.graph.initializer.append(_dense(sparse, f"{what}: the sparse initializer {sparse.values.name!r}"))
     del model.graph.sparse_initializer[:]
+    for node in model_nodes(model):
+        for each in node.attribute if node.op_type == "Constant" else ():
+            if each.name == "sparse_value":
+                dense = _dense(each.sparse_tensor, f"{what}: the sparse value of {node.output[0]!r}")
+                each.CopyFrom(helper.make_attribute("value", dense))
     mend(model)
     align_functions(model, what)
     one_output(model)
