@@ -21,6 +21,7 @@ from opgrad.base.files import check_destinations, new_file, staged
 from opgrad.onnx.graph import conversion
 from opgrad.onnx.graph.loading import check_and_repair
 from opgrad.onnx.graph.messages import opset_of, size_of
+from opgrad.onnx.graph.nodes import all_nodes, attributes_of
 from opgrad.training.files import checkpoint
 from opgrad.training.files.artifact_set import ArtifactSet, note_outputs, read_rule
 from opgrad.training.files.checkpoint import Checkpoint, write_checkpoint
@@ -425,6 +426,9 @@ def _notes(made: Made) -> Iterator[str]:
             f"{twice[0]!r} are probabilities, and the loss applies a softmax itself: give the loss {twice[1]!r}, of "
             "which they are made"
         )
+    given = [(node.op_type, attributes_of(node)) for node in all_nodes(made.models.training.graph.node)]
+    if any(op == "Dropout" or each.get("dropout") for op, each in given):  # or attention that it has become part of
+        yield "Dropout with training_mode drops values in every step, as the model was exported to train"
     if shared := made.selection.shared:
         described = [f"{name!r} by {listed(layers, 3)}" for name, layers in list(shared.items())[:MOST_SHARED]]
         more = [f"{len(shared) - MOST_SHARED} more tensors"] if len(shared) > MOST_SHARED else []

@@ -46,7 +46,8 @@ SCALE = "_scale.log"  # behind the name of a weight: the scale with which it is 
 SCALES = ("Add", "Mul")  # a constant operand of these is a weight if it has more than one element, or is a bias
 LARGEST_SCALE = 1e4  # a constant with larger numbers is a mask, which hides elements from a softmax
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")
-DOUBTFUL = (*ARITHMETIC, "Pow", "Max", "Min", "Where", "Exp", "Sigmoid", "Softplus", "Tanh")
+LEARNED_OF = ("Exp", "Sigmoid", "Softplus", "Tanh")  # of a number alone: of a constant exporters would fold them
+DOUBTFUL = (*ARITHMETIC, *LEARNED_OF, "Pow", "Max", "Min", "Where")
 MULTIPLYING = ("MatMul", "Mul", "Einsum", "Gemm")
 WAVES = ("Sin", "Cos")
 ROOTS = (0.5, -0.5, 0.25, -0.25)  # of the size of a head: attention scales scores, or queries and keys
@@ -361,7 +362,7 @@ class Candidates:
     def _is_number(self, name: str) -> bool:
         if not self._is_float(name) or size_of(self.tensors[name]) != 1 or name.startswith(NUMBERED):
             return False
-        operations = [node for node, _ in self._reads(name) if node.op_type in ARITHMETIC]
+        operations = [node for node, _ in self._reads(name) if node.op_type in (*ARITHMETIC, *LEARNED_OF)]
         return bool(PARAMETER.fullmatch(name)) and not all(self._is_of_formula(name, node) for node in operations)
 
     def _is_of_formula(self, name: str, node: onnx.NodeProto) -> bool:
