@@ -317,7 +317,7 @@ def test_a_missing_folder_is_named(tmp_path):
     for write in (*ONE_FILE, *(lambda path, write=write: write(path.parent, 0) for write in write_models)):
         with pytest.raises(FileNotFoundError, match=f"there is no folder {missing}$"):
             write(missing / "file.onnx")
-    with pytest.raises(FileNotFoundError, match=f"^export: there is no folder {missing}$"):
+    with pytest.raises(FileNotFoundError, match=f"^Trainer.export: there is no folder {missing}$"):
         Trainer(_digits()).export(missing / "file.onnx")
     (tmp_path / "file.onnx").symlink_to("missing/file.onnx")
     with pytest.raises(FileNotFoundError, match=f"there is no folder {missing}$"):

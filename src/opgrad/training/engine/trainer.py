@@ -345,7 +345,7 @@ class Trainer:
             raise ValueError(f"there are {data.rows} rows, expected whole batches of {batch_rows}")
         return self.evaluator.evaluate(data, self._memory.operands, batch_rows or batch_size)
 
-    @naming("export")
+    @naming("Trainer.export")
     def export(self, path: str | PathLike[str]) -> None:
         """Write the model with its present parameters as an ordinary ONNX inference model.
 
