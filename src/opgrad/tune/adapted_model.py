@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,13 +17,16 @@ from opgrad.training.engine.training_graph import open_session, run, session_opt
 from opgrad.training.files.artifact_set import AdamWRule
 from opgrad.training.make.checks import quantity
 from opgrad.tune import outputs, peft
-from opgrad.tune.language_model import LanguageModel
+from opgrad.tune.caches import PLACES, STARTS
+from opgrad.tune.language_model import LABELS, LanguageModel
 from opgrad.tune.lora import Adapter, Lora, choose, slices, squared_norms
 from opgrad.tune.tasks import TRAIN_ON, Write, task_of
 from opgrad.tune.tokenizer import Tokenizer, folder_of, read_json
 from opgrad.tune.trained_set import Room, Setting, ends_of_layers, limit_of, prepare, scoring
 
 MAX_LENGTH = 2048  # tokens of an example
+Computing: TypeAlias = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+SEEN = 8  # tokens of an example by which is seen which tokens act on which
 
 
 class AdaptedModel:
@@ -74,7 +77,7 @@ class AdaptedModel:
                 self.values[each.magnitude] = np.sqrt(each.norms).astype(np.float32)
         self._setting: Setting | None = None
         self._form = 0
-        self._scores: Callable[[Mapping[str, np.ndarray]], np.ndarray] | None = None  # of the present values
+        self._scores: Computing | None = None  # of the present values
 
     @once
     def checksum(self) -> str:
@@ -139,18 +142,44 @@ class AdaptedModel:
         return tokenizer.decode(list(written(scores, tokens, max_new_tokens, tokenizer.ends, temperature, seed)))
 
     @naming("tune")
-    def computing(self, each: bool = False, tuned: bool = True) -> Callable[[Mapping[str, np.ndarray]], np.ndarray]:
+    def computing(self, each: bool = False, tuned: bool = True, pack: bool = False) -> Computing:
         """What computes the output of the base's graph for other inputs.
 
         each: whether that is the losses of tokens, for labels. tuned: with what was trained, or as the base was.
+        pack: for one row of several examples.
         """
         values = self.values if tuned else {}
-        model, constants = scoring(self.base, self.adapters if tuned else [], values, each)
+        model, constants = scoring(self.base, self.adapters if tuned else [], values, each, pack)
         import_microsoft(model)  # of whose operators onnxruntime makes some itself
         session = open_session(model, session_options(get_num_threads(), patterns=False), self.file.name)
         names = {item.name for item in session.get_inputs()}
         fixed = {name: array for name, array in {**constants, **values}.items() if name in names}
         return lambda given: run(session, [model.graph.output[0].name], {**given, **fixed}, self.file.name)[0]
+
+    @naming("tune")
+    def check_sight(self) -> None:
+        """Raise NotImplementedError where tokens see others than those before them in their own example.
+
+        Behind caches of those before them they do not.
+        """
+        if not self.pack and any("past" in each.name or "cache" in each.name for each in self.base.source.graph.input):
+            return
+        tokens = np.tile(np.arange(SEEN), (2, 1))
+        tokens[1, -1] = 0
+        given = {self.base.tokens: tokens, LABELS: np.zeros_like(tokens)}
+        apart = self.computing(each=True, tuned=False)(given).reshape(tokens.shape)
+        near = 0.1 if any(node.op_type == "DynamicQuantizeLinear" for node in self.base.model.graph.node) else 1e-3
+        wrong, off = (
+            "tokens see those behind them, as in encoders, expected a model that writes",
+            np.ptp(apart[:, :-1], 0),
+        )
+        if self.pack and off.max() <= near:
+            row = {name: array.reshape(1, -1) for name, array in given.items()}
+            row |= {STARTS: np.array([[0, SEEN, 2 * SEEN]]), PLACES: np.tile(np.arange(SEEN), (1, 2))}
+            off = np.abs(self.computing(each=True, tuned=False, pack=True)(row).ravel() - apart.ravel())
+            wrong = "examples cannot be packed: tokens know their places in a row, or see other examples"
+        if off.max() > near:
+            raise NotImplementedError(f"{self.file}: {wrong}")
 
     @naming("tune")
     def prompt_tokens(self, prompt: str, chat: bool | None = None) -> np.ndarray:

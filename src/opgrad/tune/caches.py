@@ -135,6 +135,8 @@ class _CacheWriter:
             found = body.concat(*[self._positions().unsqueeze(0)] * kind.shape.dim[0].dim_value)
         elif "past" in name or "cache" in name:
             found = self._empty(value)
+        elif "logits_to_keep" in name:  # the scores of so many last tokens, of 0 those of all
+            found = body.constant(np.zeros([1] * rank, np.int64))
         else:
             raise NotImplementedError(
                 f"{self._what} has the input {name!r}, expected tokens, masks, positions and caches"
@@ -223,14 +225,13 @@ class _Past:
 
 
 STARTS, PLACES = "starts", "places"  # inputs: where examples begin, [1, n + 1], and the places of their tokens, [1, L]
-# Operators that let tokens of a row act on others, other than attention.
-MIXING = ("Softmax", "LSTM", "GRU", "RNN", "Scan", "Loop", "CumSum", "CausalConvWithState", "LinearAttention")
 
 
 def packed_rows(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
     """The graph for one row of several examples, with the inputs `starts` and `places`.
 
-    Raises NotImplementedError where tokens act on others in another way than by an operator of causal attention.
+    Raises NotImplementedError without an operator of causal attention. Where tokens act on others in other ways, too,
+    losses differ from those of rows apart, see `AdaptedModel.check_sight`.
     """
     graph = Graph(copied(model))
     body = GraphBody(graph.opset, graph.taken)
@@ -242,12 +243,16 @@ def packed_rows(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
     count, own = 0, {node.output[0]: PLACES for node in counts}
     for node in list(graph.nodes()):
         write = WRITERS.get((domain_of(node), node.op_type))
+        if node.op_type == "ConstantOfShape" and node.name.startswith(SCOPE) and graph.maker(node.input[0], "Shape"):
+            # A mask is as long as the longest example: by its length models choose how they scale rotary embeddings.
+            body.scope(node.name)
+            longest = Value(body, PLACES, TensorProto.INT64, [1, None]).along("ReduceMax", [1], keepdims=0) + 1
+            mask = copied(node)
+            mask.input[0] = body.concat(body.ints([1]), longest).name
+            made, body.nodes = body.nodes, []
+            graph.substitute(node, [*made, mask])
+            continue
         if write is None:
-            if node.op_type in MIXING and node.output[0] not in own:
-                raise NotImplementedError(
-                    f"{what}: {node.op_type} (node {node.name!r}) lets the tokens of a row act on each other; examples "
-                    "can be packed where operators of attention alone do"
-                )
             continue
         body.scope(node.name or node.op_type)
         starts, places = (Value(body, name, TensorProto.INT64, [1, None]) for name in (STARTS, PLACES))

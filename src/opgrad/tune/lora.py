@@ -32,6 +32,7 @@ from opgrad.tune.products import TABLES, WeightProduct
 
 ATTENTION = ("q", "k", "v", "o", "qkv")  # roles of the products that get adapters by default
 LINEAR = "all-linear"  # a target: every product of layers
+EXPERTS = ("MoE", "QMoE")
 MATRICES = ("MatMul", "Gemm", "MatMulNBits", "FusedMatMul", "MatMulInteger", "Conv")
 WITH_DORA = ("MatMul", "Gemm", "MatMulNBits", "FusedMatMul")
 
@@ -175,7 +176,7 @@ def choose(base: LanguageModel, loras: Sequence[Lora]) -> list[Adapter]:
 def _check_experts(base: LanguageModel, target: str) -> None:
     """Raise NotImplementedError for a target that names experts, whose weights are those of no product."""
     for node in base.model.graph.node:
-        if node.op_type in ("MoE", "QMoE") and _is_named([node.name, *filter(None, node.input[2:])], target):
+        if node.op_type in EXPERTS and _is_named([node.name, *filter(None, node.input[2:])], target):
             raise NotImplementedError(f"{node.op_type} (node {node.name!r}) can have no adapter")
 
 
@@ -191,6 +192,13 @@ def without_adapters(base: LanguageModel, adapters: Sequence[Adapter]) -> list[t
     adapted = {each.product.output for each in adapters}
     others = [each for each in base.products if each.bias and each.output not in adapted]
     return [(each.bias, each.weight) for each in others if any(_is_named([each.bias], str(text)) for text in targets)]
+
+
+def experts_note(base: LanguageModel, adapters: Sequence[Adapter]) -> tuple[str, ...]:
+    """What users are told where adapters beside every product leave out the experts of a model."""
+    experts = [node.name for node in base.model.graph.node if node.op_type in EXPERTS]
+    told = f"{LINEAR} gives routers adapters and experts none ({listed(experts)}): name products to have other ones"
+    return (told,) if experts and any(each.lora.target == LINEAR for each in adapters) else ()
 
 
 def modules(base: LanguageModel) -> dict[str, WeightProduct]:

@@ -23,11 +23,11 @@ from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import Fed, Held, inputs_of_all
 from opgrad.training.make.blocks import ModelAccessor
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
-from opgrad.training.make.selection import Candidates, torn_layers, torn_note
+from opgrad.training.make.selection import Candidates, torn_layers, torn_note, turned_note
 from opgrad.training.make.tensors import matching
 from opgrad.tune.caches import PLACES, STARTS, packed_rows
 from opgrad.tune.language_model import LanguageModel, use_tiles
-from opgrad.tune.lora import DRAW, Adapter, insert, without_adapters
+from opgrad.tune.lora import DRAW, Adapter, experts_note, insert, without_adapters
 from opgrad.tune.products import WeightProduct
 from opgrad.tune.tasks import Task, Write
 from opgrad.tune.tasks.base import tokens_spec
@@ -214,12 +214,13 @@ def prepare(
     if pack:
         model = packed_rows(model, str(folder))
         more |= {STARTS: TensorSpec(STARTS, np.dtype(np.int64), (1, "bounds")), PLACES: tokens_spec(PLACES)}
-    weights, torn = list[str](), list(without_adapters(base, adapters))
+    weights, torn, notes = list[str](), list(without_adapters(base, adapters)), list(experts_note(base, adapters))
     if patterns := [*train, *task.trained(base)]:
         candidates = Candidates(model, base.values)
         named, matched = matching("train", patterns, candidates.tensors, candidates.weights, candidates.modules)
         weights = list(dict.fromkeys([*named, *matched]))
         torn = [*torn_layers(candidates, matched, weights), *torn]
+        notes += [turned_note(*each).partition(";")[0] for each in candidates.turned(weights)]
     names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained, inputs = task.with_loss(replace(base, model=model), weights, form, plain)
     room, chosen = cuts if isinstance(cuts, Room) else None, None
@@ -237,7 +238,7 @@ def prepare(
     specs = [inputs[each.name] for each in trained.model.graph.input if each.name in inputs]
     artifacts = models.artifact_set(folder, rule, specs)
     files = {name: place for name, each in artifacts.constants.items() if (place := base.file_of(each)) is not None}
-    return Setting(replace(artifacts, files=files), tuple(torn_note(*each) for each in torn), chosen)
+    return Setting(replace(artifacts, files=files), (*notes, *(torn_note(*each) for each in torn)), chosen)
 
 
 def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, Held]) -> dict[str, Held]:
@@ -251,14 +252,15 @@ def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, 
 
 
 def scoring(
-    base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], each: bool = False
-) -> Fed:
+    base: LanguageModel, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray], each: bool = False,
+    pack: bool = False,
+) -> Fed:  # fmt: skip
     """The graph that gives the scores of the next token for each token, and the values of large constants.
 
     values: those of what is trained, which are inputs, as the constants are. each: whether the graph gives the losses
-    of the tokens instead, see `LanguageModel.with_loss`.
+    of the tokens instead, see `LanguageModel.with_loss`. pack: whether it is for one row of several examples.
     """
-    model = copied(base.model)
+    model = packed_rows(base.model, "") if pack else copied(base.model)
     held = {each.name for each in model.graph.initializer}
     new = {name: array for name, array in values.items() if name not in held}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in new.items())

@@ -257,6 +257,8 @@ class Tuner:
             rows, lengths = zip(*(each.shape() for each in (training, validating) if each is not None), strict=True)
             shape = max(rows), max(lengths)
             setting = model.setting(*shape, max(each.form for each in (examples, held) if each is not None))
+            if task.WRITES:
+                model.check_sight()
             for line in setting.notes:
                 tell(f"note: {line}")
             for name, fact in summary(model, *shape).facts().items():

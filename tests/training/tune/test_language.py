@@ -15,7 +15,7 @@ from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.tensor_values import array_of
 from opgrad.tune import Tuner
 from opgrad.tune.language_model import read
-from opgrad.tune.lora import Lora, choose
+from opgrad.tune.lora import Lora, choose, experts_note
 
 SIZE = 5 + len(WORDS)
 
@@ -170,7 +170,9 @@ def test_experts_have_no_adapters(tmp_path, monkeypatch, target):
     base = read(tmp_path / "model.onnx")
     with pytest.raises(NotImplementedError, match=r"MoE \(node '/experts/moe'\) can have no adapter"):
         choose(base, [Lora(target=target)])
-    assert {each.product.op for each in choose(base, [Lora(target="all-linear")])} == {"MatMul"}
+    found = choose(base, [Lora(target="all-linear")])
+    assert {each.product.op for each in found} == {"MatMul"}
+    assert "experts none ('/experts/moe')" in experts_note(base, found)[0]
 
 
 def changed(tmp_path, write, **given):
@@ -195,18 +197,24 @@ def test_softcap_of_scores(tmp_path):
     assert "LinearCrossEntropyLoss" not in {node.op_type for node in base.with_loss().model.graph.node}
 
 
-@pytest.mark.parametrize("squeezed", [False, True])
-def test_scores_of_the_last_token_alone(tmp_path, squeezed):
+@pytest.mark.parametrize("how", ["gathered", "squeezed", "as many as an input says"])
+def test_scores_of_the_last_token_alone(tmp_path, how):
     """A model for generation may compute no others; training needs all."""
 
     def prune(graph):
-        index = np.array(-1 if squeezed else [-1])
-        tensors = {"last": index, "one": np.array([1])}
+        index = np.array(-1 if how == "squeezed" else [-1])
+        tensors = {"last": index, "one": np.array([1]), "end": np.array([2**62])}
         graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in tensors.items())
         product, copy = graph.node[-2:]
         nodes = [helper.make_node("Gather", [product.input[0], "last"], ["last_row"], axis=1)]
-        if squeezed:
+        if how == "squeezed":
             nodes.append(helper.make_node("Unsqueeze", ["last_row", "one"], ["last_rows"]))
+        elif how != "gathered":  # optimum's
+            graph.input.append(helper.make_tensor_value_info("num_logits_to_keep", TensorProto.INT64, []))
+            nodes = [helper.make_node("Neg", ["num_logits_to_keep"], ["start"])]
+            nodes.append(helper.make_node("Reshape", ["start", "one"], ["starts"]))
+            given = [product.input[0], "starts", "end", "one"]
+            nodes.append(helper.make_node("Slice", given, ["last_rows"]))
         product.input[0] = nodes[-1].output[0]
         rest = [onnx.NodeProto.FromString(each.SerializeToString()) for each in (product, copy)]
         del graph.node[-2:]

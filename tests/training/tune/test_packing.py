@@ -1,10 +1,12 @@
 """Examples that lie behind each other in one row: losses and gradients are those of rows with padding."""
 
+import contextlib
+
 import numpy as np
 import onnx
 import pytest
 from language_models import make_folder, write_lines
-from onnx import helper
+from onnx import helper, numpy_helper
 
 pytest.importorskip("tokenizers")
 
@@ -30,11 +32,30 @@ def multi_head(folder):
     onnx.save(model, folder / "model.onnx")
 
 
-@pytest.mark.parametrize("form", ["Attention", "MultiHeadAttention", "GroupQueryAttention"])
+def scaled(folder):
+    """Let other cosines serve where the mask is longer than 16, as the longest example is not."""
+    model = onnx.load(folder / "model.onnx")
+    branch = "{name} () => (float[512, 16] {name}c) {{ {name}c = Mul({name}f, cosines) }}"
+    parts = [branch.format(name=name) for name in ("then", "else")]
+    graph = onnx.parser.parse_graph(f"""g (int64 total) => (float[512, 16] c) {{
+        long = Greater(n, most)  c = If (long) <then_branch = {parts[0]}, else_branch = {parts[1]}> }}""")
+    place = next(place for place, node in enumerate(model.graph.node) if node.op_type == "GroupQueryAttention")
+    graph.node[0].input[0] = next(node.output[0] for node in model.graph.node if node.name == "/model/mask/Gather")
+    model.graph.node[place].input[7] = "c"
+    for node in reversed(graph.node):
+        model.graph.node.insert(place, node)
+    constants = {"most": np.array(16), "thenf": np.float32(0.5), "elsef": np.float32(1)}
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in constants.items())
+    onnx.save(model, folder / "model.onnx")
+
+
+@pytest.mark.parametrize("form", ["Attention", "MultiHeadAttention", "GroupQueryAttention", "GroupQuery, scaled"])
 def test_losses_and_gradients(tmp_path, data, form):
     folder = make_folder(tmp_path, layers=1, cached=form[0] == "G", width=64, shared=2 if form[0] == "M" else 1)
     if form[0] == "M":
         multi_head(folder)
+    if "scaled" in form:
+        scaled(folder)
     losses, gradients, shapes = [], [], []
     for pack in (False, True):
         tuner = Tuner(folder, lora="rank=4, target=all-linear", pack=pack, seed=1)
@@ -66,14 +87,39 @@ def test_whole_run(tmp_path, data):
 def test_models_whose_tokens_act_on_each_other_otherwise(tmp_path, data):
     folder = make_folder(tmp_path)
     model = onnx.load(folder / "model.onnx")
-    node = next(node for node in model.graph.node if node.op_type == "Sigmoid")
-    node.op_type = "Softmax"
-    onnx.save(model, folder / "model.onnx")
-    with pytest.raises(NotImplementedError, match=r"Softmax .node .*mlp/sigmoid.* lets the tokens of a row"):
-        Tuner(folder, pack=True).fit(data, tmp_path / "out")
-    model = onnx.load(make_folder(tmp_path) / "model.onnx")
     node = next(node for node in model.graph.node if node.op_type == "Attention")
     next(each for each in node.attribute if each.name == "is_causal").i = 0
     onnx.save(model, folder / "model.onnx")
     with pytest.raises(NotImplementedError, match="examples cannot be packed: Attention is not causal, or has a mask"):
         Tuner(folder, pack=True).fit(data, tmp_path / "out")
+    with pytest.raises(NotImplementedError, match="tokens see those behind them, as in encoders"):
+        Tuner(folder).fit(data, tmp_path / "out")
+
+
+PLACES = {  # what is computed behind the table, and whether examples can be packed
+    """s = Shape(input_ids)  n = Gather(s, one)  r = Range(zero, n, one)  c = Cast<to = 1>(r)
+       u = Unsqueeze(c, ends)  e = Sin(u)""": False,
+    """t = Transpose<perm = [0, 2, 1]>(x)  c = Conv<group = 32, pads = [2, 0]>(t, w)
+       e = Transpose<perm = [0, 2, 1]>(c)""": False,
+    "e = Softmax<axis = -1>(x)": True,
+}
+
+
+@pytest.mark.parametrize("nodes", PLACES)
+def test_tokens_that_know_their_place_in_a_row_or_see_others(tmp_path, data, nodes):
+    model = onnx.load(make_folder(tmp_path) / "model.onnx")
+    graph = onnx.parser.parse_graph(f"g (float[b, l, 32] x) => (float[b, l, 32] y) {{ {nodes}  y = Add(x, e) }}")
+    constants = {"zero": np.array(0), "one": np.array(1), "ends": np.array([0, 2])}
+    constants["w"] = np.random.default_rng(0).normal(size=(32, 1, 3)).astype(np.float32)
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in constants.items())
+    renamed = {"/model/embed_tokens/Gather/output_0": "y"}
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(each, each) for each in node.input]
+    model.graph.node[0].output[0] = "x"
+    for place, node in enumerate(graph.node, 1):
+        model.graph.node.insert(place, node)
+    onnx.save(model, tmp_path / "model.onnx")
+    Tuner(tmp_path).fit(data, tmp_path / "apart", batch_size=5)
+    refused = pytest.raises(NotImplementedError, match="be packed: tokens know their places in a row, or see other")
+    with contextlib.nullcontext() if PLACES[nodes] else refused:
+        Tuner(tmp_path, pack=True).fit(data, tmp_path / "out")
