@@ -61,11 +61,7 @@ def test_every_post_op_is_documented():
 
 @pytest.mark.parametrize(
     ("file", "part"),
-    [
-        ("README.md", "headlines"),
-        ("docs/reference/operators.md", "operators"),
-        ("docs/index.md", "speed"),
-    ],
+    [("README.md", "headlines"), ("docs/reference/operators.md", "operators"), ("docs/index.md", "speed")],
 )
 def test_tables_stand_where_readers_look(file, part):
     assert f"<!-- {part}:begin -->" in (ROOT / file).read_text(encoding="utf-8")
@@ -113,10 +109,7 @@ def test_every_formula_is_typeset(op):
     ("formula", "written"),
     [
         ("y = x / 2 * exp(-x)", r"y = \frac{x}{2} \, \exp(-x)"),
-        (
-            "y = x where x > 0 else 0",
-            r"y = \begin{cases} x & \text{where } x > 0 \\ 0 & \text{else} \end{cases}",
-        ),
+        ("y = x where x > 0 else 0", r"y = \begin{cases} x & \text{where } x > 0 \\ 0 & \text{else} \end{cases}"),
         ("y = sum(x) over axes", r"y = \sum x \text{ over axes}"),
         ("dx[i, k] = [k == i]", r"\mathrm{dx}_{i, k} = \left[k = i\right]"),
         ("the rest is % prose", r"\text{the rest is \% prose}"),

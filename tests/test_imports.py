@@ -31,10 +31,7 @@ ROOMS = {
     "cpu/programs": ("numpy", "base contract ops cpu/compiler cpu/runtime cpu/kernels"),
     "cpu": ("", "base contract ops cpu/compiler cpu/runtime cpu/programs"),
     "cuda": ("triton", "base contract ops"),
-    "call": (
-        "numpy ml_dtypes",
-        "base contract ops cpu/compiler cpu/runtime cpu/kernels cpu/programs cpu",
-    ),
+    "call": ("numpy ml_dtypes", "base contract ops cpu/compiler cpu/runtime cpu/kernels cpu/programs cpu"),
     "call/libraries": ("numpy ml_dtypes torch jax cupy triton", "base contract cpu/runtime cpu cuda call"),
     "onnx/graph": ("numpy onnx google", "base"),
     "onnx/passes": ("numpy onnx", "base onnx/graph"),

@@ -15,17 +15,7 @@ from samples import each_kind
 
 from bench import measure
 from bench.case import Case, GraphCase
-from bench.cells import (
-    DTYPES,
-    GRAPH,
-    GROUPS,
-    MORE_EXAMPLES,
-    PLAIN,
-    WORKLOADS,
-    Cell,
-    Workload,
-    select,
-)
+from bench.cells import DTYPES, GRAPH, GROUPS, MORE_EXAMPLES, PLAIN, WORKLOADS, Cell, Workload, select
 from bench.command import BenchOptions
 from bench.cpu_target import Target, copier
 from bench.figures import described, figures, geometric_mean, losses, read, stamped

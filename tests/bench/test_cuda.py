@@ -206,10 +206,7 @@ def libraries(monkeypatch):
     with_module(monkeypatch, "liger_kernel")
     with_module(monkeypatch, "liger_kernel.transformers")
     with_module(
-        monkeypatch,
-        "liger_kernel.transformers.functional",
-        liger_softmax=softmax,
-        liger_cross_entropy=overwriting_loss,
+        monkeypatch, "liger_kernel.transformers.functional", liger_softmax=softmax, liger_cross_entropy=overwriting_loss
     )
     with_module(monkeypatch, "quack", softmax=softmax, cross_entropy=torch.nn.functional.cross_entropy)
     with_module(monkeypatch, "quack.cross_entropy", cross_entropy_fwd=fused)

@@ -375,11 +375,7 @@ def test_gradients_of_operands(op, name, rng):
     for number, pattern in some(enumerate(patterns), name + op, 3):
         dtype = ("float32", "bfloat16", "float64", "float8_e5m2")[number % 4]
         y, dy = outputs(rng, name, shape, -1, "float32"), numbers(rng, shape, "float32")
-        chain = [
-            made(op, operand_of(rng, pattern, dtype), rng),
-            post_ops.add(np.ones(9, np.int8)),
-            post_ops.tanh(),
-        ]
+        chain = [made(op, operand_of(rng, pattern, dtype), rng), post_ops.add(np.ones(9, np.int8)), post_ops.tanh()]
         results = check_gradient(name, dy, y, post_ops=chain, post_op_grads=True, note=f"{pattern}, {dtype}")
         assert [(each.shape, each.dtype.name) for each in results[1:]] == [(pattern, dtype)]
 

@@ -63,12 +63,7 @@ def check(indices, size):
     return passes
 
 
-SHORT = {
-    "PASSES": ((100, 8, 4), (1 << 63, 4, 2)),
-    "OWN": 4,
-    "OTHERS": 4,
-    "SEARCHES": 16,
-}
+SHORT = {"PASSES": ((100, 8, 4), (1 << 63, 4, 2)), "OWN": 4, "OTHERS": 4, "SEARCHES": 16}
 
 
 @pytest.fixture(params=[{}, SHORT, SHORT | {"NARROW_BITS": 0}], ids=["as shipped", "short runs", "wide keys"])

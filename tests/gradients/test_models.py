@@ -122,10 +122,7 @@ def test_a_transformer_block():
     parameters = weights(table=(7, 8), scale=(8,), bias=(8,), qkv=(8, 24), out=(8, 8), up=(8, 16), down=(16, 8))
     shapes = {"heads": np.array([0, 0, 3, 2, 4]), "merged": np.array([0, 0, 8])}
     index = {"zero": np.array(0), "one": np.array(1), "two": np.array(2), "root": np.float32(0.5)}
-    model = build(
-        TRANSFORMER,
-        {**parameters, **shapes, **index, "minus": np.array([-1]), "flat7": np.array([-1, 7])},
-    )
+    model = build(TRANSFORMER, {**parameters, **shapes, **index, "minus": np.array([-1]), "flat7": np.array([-1, 7])})
 
     def loss(tokens, table, scale, bias, qkv, out, up, down):
         f = torch.nn.functional
@@ -214,10 +211,7 @@ class WithLoss(torch.nn.Module):
         return torch.nn.functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels.reshape(-1))
 
 
-MODELS = {
-    "images": (architectures.Convolutional, 3, 12),
-    "text": (architectures.GPT2, 13, 17),
-}
+MODELS = {"images": (architectures.Convolutional, 3, 12), "text": (architectures.GPT2, 13, 17)}
 OPTIMIZERS = {
     "AdamW": (optim.AdamW(eps=1e-8), lambda weights: torch.optim.AdamW(weights, 1e-2, weight_decay=0, eps=1e-8)),
     "SGD": (optim.SGD(), lambda weights: torch.optim.SGD(weights, 1e-2)),

@@ -14,12 +14,7 @@ import pytest
 from differences import build, in_onnxruntime, run
 from gradient_cases import CASES, NEWEST, REFERENCE_FROM, numbers
 from onnx import ModelProto, TensorProto, helper, numpy_helper, shape_inference
-from onnxruntime.capi.onnxruntime_pybind11_state import (
-    Fail,
-    InvalidGraph,
-    NotImplemented,
-    RuntimeException,
-)
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, NotImplemented, RuntimeException
 from typed_cases import allowed, typed
 
 from opgrad.gradients import gradients

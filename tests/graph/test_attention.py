@@ -61,10 +61,7 @@ FORMS = {
         {},
     ),
     "no scale": (f"{KEYS} s = MatMul (q, kt) {END}", {"scale": 1.0}),
-    "fused product": (
-        "s = com.microsoft.FusedMatMul <alpha = 0.35355338, transB = 1> (q, k) " + END,
-        {},
-    ),
+    "fused product": ("s = com.microsoft.FusedMatMul <alpha = 0.35355338, transB = 1> (q, k) " + END, {}),
     "causal by Range": (
         f"{RANGE} {KEYS} a = MatMul (q, kt) b = Mul (a, scale) s = Where (causal, b, low) {END}",
         {"causal": "top_left"},

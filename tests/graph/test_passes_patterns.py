@@ -196,11 +196,7 @@ GELUS = {
     "tanh, products": ({"power": "q = Mul(x, x)\n c = Mul(q, x)"}, TANH, "FastGelu"),
     "tanh, one product": ({"power": "q = Mul(cubic, x)\n w = Mul(x, x)", "small": "k = Mul(q, w)"}, TANH, "FastGelu"),
     "tanh, half of x": ({"times": "h = Mul(half, x)", "half": "z = Mul(h, p)"}, TANH, "FastGelu"),
-    "tanh, x outside": (
-        {"power": "c = Mul(x, x)", "sum": "f = Add(k, one)\n i = Mul(x, f)"},
-        TANH,
-        "FastGelu",
-    ),
+    "tanh, x outside": ({"power": "c = Mul(x, x)", "sum": "f = Add(k, one)\n i = Mul(x, f)"}, TANH, "FastGelu"),
 }
 
 

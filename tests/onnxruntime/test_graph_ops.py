@@ -72,8 +72,7 @@ def test_softmax_dropout_grad(ratio, rng):
 
 
 @pytest.mark.parametrize(
-    ("op_type", "name"),
-    [("BiasGeluGrad_dX", "bias_gelu_grad_dx"), ("BiasFastGeluGrad_dX", "bias_fast_gelu_grad_dx")],
+    ("op_type", "name"), [("BiasGeluGrad_dX", "bias_gelu_grad_dx"), ("BiasFastGeluGrad_dX", "bias_fast_gelu_grad_dx")]
 )
 def test_a_bias_of_another_length(op_type, name):
     model = one_node(op_type, [(name, "float32") for name in ("dy", "x", "bias")], [("dx", "float32")])

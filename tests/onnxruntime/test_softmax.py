@@ -235,11 +235,7 @@ def test_refused_inputs(name, inputs, attributes, feeds, message):
         ),
         ([("loss", "float32"), ("log_prob", "float32")], {}, "loss is declared as float32, expected float16"),
         ([("loss", "float16")], {}, "the node has 1 outputs, expected 2"),
-        (
-            [("loss", "float16"), ("log_prob", "float16")],
-            {"output_type": 7},
-            "output_type is 7, expected one of 1",
-        ),
+        ([("loss", "float16"), ("log_prob", "float16")], {"output_type": 7}, "output_type is 7, expected one of 1"),
         ([("loss", "float16"), ("log_prob", "float16")], {"reduction": 3}, "attribute reduction"),
     ],
 )

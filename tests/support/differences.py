@@ -142,18 +142,7 @@ ROTARY = {
 }
 MICROSOFT = ROTARY | {"Gelu": _gelu, "BiasGelu": _gelu, "FastGelu": _fast_gelu, "QuickGelu": _quick_gelu}
 OTHERS = (SimplifiedLayerNormalization, *(_microsoft(name, function) for name, function in MICROSOFT.items()))
-OWN = (
-    AffineGrid,
-    Erf,
-    Gelu,
-    GroupNormalization,
-    LpNormalization,
-    LRN,
-    MeanVarianceNormalization,
-    RNN,
-    GRU,
-    LSTM,
-)
+OWN = (AffineGrid, Erf, Gelu, GroupNormalization, LpNormalization, LRN, MeanVarianceNormalization, RNN, GRU, LSTM)
 
 
 def reference(model):

@@ -33,10 +33,7 @@ def cases(rng):
         (lambda out: opgrad.softmax(rows, out=out), (np.empty_like(rows),)),
         (lambda out: opgrad.softmax(rows, 0, out=out), (np.empty_like(rows),)),
         (lambda out: opgrad.softmax(long, out=out), (np.empty_like(long),)),
-        (
-            lambda out: opgrad.softmax_cross_entropy_loss_and_grad(rows, labels, out=out),
-            (loss, np.empty_like(rows)),
-        ),
+        (lambda out: opgrad.softmax_cross_entropy_loss_and_grad(rows, labels, out=out), (loss, np.empty_like(rows))),
     ]
 
 

@@ -341,11 +341,7 @@ def test_refuses():
     linear = opgrad.torch.linear_cross_entropy
     for error, message, call in [
         (ValueError, "softcap is 0, expected a finite number above 0", lambda: linear(x, w, target, softcap=0)),
-        (
-            ValueError,
-            "num_items is 3 with reduction 'sum'",
-            lambda: linear(x, w, target, reduction="sum", num_items=3),
-        ),
+        (ValueError, "num_items is 3 with reduction 'sum'", lambda: linear(x, w, target, reduction="sum", num_items=3)),
         (ValueError, "input has 4 features, expected 5", lambda: linear(x, torch.randn(7, 5), target)),
         (
             ValueError,

@@ -30,10 +30,7 @@ CALLS = {
     "relu": (opgrad.torch.relu, torch.relu),
     "leaky_relu": (lambda x: opgrad.torch.leaky_relu(x, 0.125), lambda x: F.leaky_relu(x, 0.125)),
     "plain": (opgrad.tanh, torch.tanh),
-    "cross_entropy": (
-        lambda x: opgrad.torch.cross_entropy(x, LABELS),
-        lambda x: F.cross_entropy(x, LABELS),
-    ),
+    "cross_entropy": (lambda x: opgrad.torch.cross_entropy(x, LABELS), lambda x: F.cross_entropy(x, LABELS)),
     "embedding": (lambda x: opgrad.torch.embedding(LABELS, x), lambda x: F.embedding(LABELS, x)),
 }
 LABELS = torch.tensor([0, 2, 1])

@@ -60,11 +60,7 @@ def test_tables_have_the_label_in_the_last_column(tmp_path, name):
         np.save(tmp_path / name, table)
     else:
         np.savetxt(
-            tmp_path / name,
-            table,
-            delimiter=",",
-            header="a,b,c,d,e" if name == "named.csv" else "",
-            comments="",
+            tmp_path / name, table, delimiter=",", header="a,b,c,d,e" if name == "named.csv" else "", comments=""
         )
     data = load_file(tmp_path / name, (TOKENS, LABELS))
     expected = table[:, :4].reshape(2, 2, 2).astype(np.int32)
@@ -76,12 +72,7 @@ def test_tables_have_the_label_in_the_last_column(tmp_path, name):
     ("x", "y", "kind", "message"),
     [
         (np.zeros((3, 5)), np.zeros(3, int), ValueError, r"pixels has shape \(3, 5\), expected \(batch, 4\)"),
-        (
-            np.zeros((3, 4)),
-            np.zeros((3, 1), int),
-            ValueError,
-            r"labels has shape \(3, 1\), expected \(batch,\)",
-        ),
+        (np.zeros((3, 4)), np.zeros((3, 1), int), ValueError, r"labels has shape \(3, 1\), expected \(batch,\)"),
         (np.zeros((3, 4)), np.zeros(2, int), ValueError, "labels has 2 rows, expected 3"),
         (np.zeros((0, 4)), np.zeros(0, int), ValueError, "no rows"),
         (np.zeros((3, 4)), np.array([0, 0.5, 1]), ValueError, "labels has values that are no int64"),
@@ -97,12 +88,7 @@ def test_arrays_that_do_not_fit_the_graph(tmp_path, x, y, kind, message):
 
 def test_files_that_hold_no_data(tmp_path):
     inputs = (PIXELS, LABELS)
-    for name, content in (
-        ("a.npz", b"zip?"),
-        ("a.npy", b"array?"),
-        ("a.csv", b"1,2\nx,3\n"),
-        ("a.txt", b"1"),
-    ):
+    for name, content in (("a.npz", b"zip?"), ("a.npy", b"array?"), ("a.csv", b"1,2\nx,3\n"), ("a.txt", b"1")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=r"damaged|no table of numbers|expected \.npz, \.npy or \.csv"):
             load_file(tmp_path / name, inputs)

@@ -224,9 +224,7 @@ def test_three_processes_train_as_one_does(tmp_path):
     assert [each["done"] for each in found] == [found[0]["plain"]["losses"], None, None]
     assert Path(tmp_path, "plain", "anew", "model.onnx").read_bytes() == first
     assert "run" in found[0]["failed"]
-    assert [each["failed"] for each in found[1:]] == [
-        f"train: process 0 of 3 has failed: {found[0]['failed']}",
-    ] * 2
+    assert [each["failed"] for each in found[1:]] == [f"train: process 0 of 3 has failed: {found[0]['failed']}"] * 2
     assert found[1]["ended"]["error"] == "its disk is\nfull"
     for each in (found[0]["ended"], found[2]["ended"]):
         assert each["error"] == "train: process 1 of 3 has failed: its disk is full"

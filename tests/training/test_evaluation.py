@@ -68,10 +68,7 @@ CASES = {
     "squares": (losses.MSELoss(), lambda s: np.square(s - TARGET).mean()),
     "sum of squares": (losses.MSELoss("sum"), lambda s: np.square(s - TARGET).sum() / ROWS),
     "sum of distances": (losses.HuberLoss("sum", 1e9), lambda s: np.square(s - TARGET).sum() / 2 / ROWS),
-    "binary sum": (
-        losses.BCEWithLogitsLoss(reduction="sum"),
-        lambda s: (np.logaddexp(0, s) - TARGET * s).sum() / ROWS,
-    ),
+    "binary sum": (losses.BCEWithLogitsLoss(reduction="sum"), lambda s: (np.logaddexp(0, s) - TARGET * s).sum() / ROWS),
     "masked": (Masked(), lambda s: (np.square(s - TARGET) * MASK).sum() / MASK.sum()),
 }
 

@@ -195,12 +195,7 @@ def test_wrong_calls(call, kind, message):
     ("model", "arguments", "kind", "message"),
     [
         (two_outputs, {"loss": "CE"}, ValueError, "the labels 'hidden' have elements of type FLOAT, expected INT64"),
-        (
-            two_outputs,
-            {"loss": Nothing()},
-            ValueError,
-            "loss_input_names says .*: Nothing cannot take 'scores', ",
-        ),
+        (two_outputs, {"loss": Nothing()}, ValueError, "loss_input_names says .*: Nothing cannot take 'scores', "),
         (perceptron, {"loss": Nothing()}, TypeError, "Nothing: build returned None, expected the name of a value"),
         (perceptron, {}, ValueError, r"the loss 'scores' has shape \(batch, 3\), expected one number"),
         (perceptron, {"loss": "mse"}, TypeError, "loss is 'mse', expected LossType, a block of onnxblock, or None"),

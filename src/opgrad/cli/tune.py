@@ -55,8 +55,7 @@ class Texts:
     """Texts that are read and written."""
 
     data: Path | None = opt(
-        "Examples: .jsonl, .json, .csv or .parquet, or a folder of such files; default: no training.",
-        callback=existing,
+        "Examples: .jsonl, .json, .csv or .parquet, or a folder of such files; default: no training.", callback=existing
     )
     output: Path | None = opt("Folder for the results; default: tuned/NAME.", file_okay=False)
     train_on: str = opt(

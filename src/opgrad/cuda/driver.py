@@ -93,11 +93,7 @@ def attributes() -> dict[str, int]:
         return value.value
 
     architecture = 10 * of(MAJOR) + of(MINOR)
-    return {
-        "multiprocessors": of(MULTIPROCESSORS),
-        "shared_memory": of(SHARED_MEMORY),
-        "architecture": architecture,
-    }
+    return {"multiprocessors": of(MULTIPROCESSORS), "shared_memory": of(SHARED_MEMORY), "architecture": architecture}
 
 
 def function(code: bytes, name: str, shared: int, ctas: int) -> int:

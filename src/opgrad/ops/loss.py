@@ -9,17 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import (
-    IN_GRAPHS,
-    OnnxName,
-    Reduction,
-    Tensor,
-    finite,
-    like,
-    one_of,
-    operator,
-    shaped_like,
-)
+from opgrad.contract import IN_GRAPHS, OnnxName, Reduction, Tensor, finite, like, one_of, operator, shaped_like
 from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.contract.quantized import not_negative, number_like, quantized, weight_bits, whole_bytes
 from opgrad.ops.cross_entropy import Positive, Share, logits_of, reduced

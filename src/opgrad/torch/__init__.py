@@ -9,17 +9,7 @@ its autocast rules and the losses and lookups as torch users write them.
 import torch
 
 from opgrad.call.owners import library_of
-from opgrad.torch.functions import (
-    embedding,
-    gather,
-    leaky_relu,
-    log_softmax,
-    quick_gelu,
-    relu,
-    sigmoid,
-    softmax,
-    tanh,
-)
+from opgrad.torch.functions import embedding, gather, leaky_relu, log_softmax, quick_gelu, relu, sigmoid, softmax, tanh
 from opgrad.torch.layers import (
     dropout,
     geglu,

@@ -127,12 +127,7 @@ def _loss(
 
 @gradient("softmax_cross_entropy_loss_only")
 def _loss_only(
-    dloss: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    weight: Tensor | None,
-    ignore_index: int | None,
-    reduction: str,
+    dloss: Tensor, logits: Tensor, labels: Tensor, weight: Tensor | None, ignore_index: int | None, reduction: str
 ) -> Gradients:
     _, dlogits = loss_and_grad(logits, labels, weight, ignore_index, reduction, None, None, False)
     return {"logits": scaled(dlogits, dloss)}

@@ -21,14 +21,7 @@ from opgrad.training.engine.device import opened
 from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.engine.export import write_inference_model
 from opgrad.training.engine.memory import SGD, AdamW, Flat, GradientNorm, TrainingMemory, clip_factor, zeros_like
-from opgrad.training.engine.training_graph import (
-    BoundGraph,
-    Value,
-    check_inputs,
-    declared,
-    open_training,
-    ort_value,
-)
+from opgrad.training.engine.training_graph import BoundGraph, Value, check_inputs, declared, open_training, ort_value
 from opgrad.training.engine.training_graph import session_options as options_for
 from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import (

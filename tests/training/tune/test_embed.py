@@ -445,11 +445,7 @@ def test_new_heads(tmp_path, task):
         ("classify", {"text": "the"}, "line 2: it has 'text', expected text, perhaps text_pair, and label"),
         ("classify", {"text": "the", "label": "green"}, "line 2: label is 'green', expected one of red, blue, small"),
         ("classify", {"text": "the", "label": 3}, "line 2: label is 3, expected one of red, blue, small"),
-        (
-            "classify",
-            {"text": "the", "labels": ["red", "blue"]},
-            "line 2: it has 2 labels, expected one, or the",
-        ),
+        ("classify", {"text": "the", "labels": ["red", "blue"]}, "line 2: it has 2 labels, expected one, or the"),
         ("rank", {"query": "the", "passage": "a"}, "line 2: it has no label and no negative, expected query, passage"),
         ("rank", {"query": "the", "passage": "a", "label": 4}, "line 2: label is 4, expected a number from 0 to 1"),
         ("rank, loss=listwise", {"query": "a", "passage": "a", "label": 1}, "line 2: label is 1, expected .*, or none"),

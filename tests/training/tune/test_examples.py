@@ -159,10 +159,7 @@ def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
             '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
             "line 2: message 1 of messages has a part of the type image, expected parts of the type text",
         ),
-        (
-            '{"messages": [{"role": "user", "weight": -1}]}',
-            "line 2: message 1 of messages has the weight -1, expected",
-        ),
+        ('{"messages": [{"role": "user", "weight": -1}]}', "line 2: message 1 of messages has the weight -1, expected"),
         ('{"messages": [{"role": "assistant", "tool_calls": [3]}]}', "line 2: message 1 of messages has tool_calls"),
         ('{"messages": [{"role": "assistant", "tool_calls": 3}]}', "line 2: message 1 of messages has tool_calls"),
     ],

@@ -317,8 +317,7 @@ def _reset_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) -
     b.add_sequences(
         recurrent.gru_steps_back,
         r=recurrent.GateWeights(
-            b.packed_weights("r", b.hidden, 2 * b.hidden),
-            b.packed_weights("r", b.hidden, b.hidden, first=2 * b.hidden),
+            b.packed_weights("r", b.hidden, 2 * b.hidden), b.packed_weights("r", b.hidden, b.hidden, first=2 * b.hidden)
         ),
         dz=dz.data,
         product=resets.data,

@@ -218,10 +218,7 @@ def _batch_norm(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]
 
 
 Copier = Callable[[_Segment, onnx.NodeProto], list[onnx.NodeProto]]
-COPIES: dict[tuple[str, str], Copier] = {
-    ("", "Dropout"): _dropout,
-    (MICROSOFT, "BatchNormInternal"): _batch_norm,
-}
+COPIES: dict[tuple[str, str], Copier] = {("", "Dropout"): _dropout, (MICROSOFT, "BatchNormInternal"): _batch_norm}
 
 
 def _copier(node: onnx.NodeProto) -> Copier:

@@ -159,10 +159,7 @@ NOT_LOWERED: Mapping[str, str] = {
         ("ATen PythonOp PythonOpGrad", "it calls back into PyTorch"),
         ("YieldOp", "it hands tensors to ORTModule in the middle of the graph"),
         ("TritonOp", "it is a kernel of its own"),
-        (
-            "NcclAllReduce NcclAllGather NcclReduceScatter AdasumAllReduce Send Recv",
-            "it sends data to other processes",
-        ),
+        ("NcclAllReduce NcclAllGather NcclReduceScatter AdasumAllReduce Send Recv", "it sends data to other processes"),
         ("RecordEvent WaitEvent", "it is a signal between streams"),
         ("SummaryHistogram SummaryMerge SummaryScalar SummaryText", "its output is a message of TensorBoard"),
     )

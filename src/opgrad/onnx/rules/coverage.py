@@ -106,9 +106,7 @@ ELSEWHERE = _named(
     "it is a fused kernel of other processors; take the model before it is optimized for them",
 )
 # Operators that become others before they are differentiated.
-BECOMES: Names = {
-    ("", "Upsample"): "that of Resize, which it becomes",
-}
+BECOMES: Names = {("", "Upsample"): "that of Resize, which it becomes"}
 YES, NO, NOT_YET = "gradient", "none by nature", "refused"
 
 

@@ -328,12 +328,7 @@ def build_forward(
 # --- outputs ---------------------------------------------------------------------------------------------------------
 
 
-def _append_outputs(
-    packing: Packing,
-    outputs: Mapping[str, str],
-    types: Types,
-    labels: Labels | None,
-) -> None:
+def _append_outputs(packing: Packing, outputs: Mapping[str, str], types: Types, labels: Labels | None) -> None:
     """Turn values into outputs, and append the accuracy if there are labels."""
     packing.body.scope("outputs")
     for value, name in outputs.items():

@@ -136,10 +136,7 @@ def empty_base(opset_version: int | None = None) -> AbstractContextManager[Model
 
 
 def empty_model(opset_version: int | None = None) -> onnx.ModelProto:
-    opsets = [
-        helper.make_opsetid(MICROSOFT, 1),
-        helper.make_opsetid("", opset_version or defs.onnx_opset_version()),
-    ]
+    opsets = [helper.make_opsetid(MICROSOFT, 1), helper.make_opsetid("", opset_version or defs.onnx_opset_version())]
     version = min(onnx.IR_VERSION, LATEST_IR_VERSION)
     graph = onnx.GraphProto(name="graph")
     return onnx.ModelProto(ir_version=version, producer_name="orttraining", graph=graph, opset_import=opsets)

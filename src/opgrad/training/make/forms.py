@@ -8,15 +8,7 @@ from onnx import TensorProto, helper
 from opgrad.onnx.graph import conversion
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.messages import (
-    MICROSOFT,
-    copied,
-    domain_of,
-    free_name,
-    import_microsoft,
-    keep,
-    opset_of,
-)
+from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, free_name, import_microsoft, keep, opset_of
 from opgrad.onnx.graph.nodes import all_nodes, attributes_of, model_nodes
 from opgrad.onnx.graph.subgraphs import hoist_constants
 from opgrad.onnx.rules.node import RULES

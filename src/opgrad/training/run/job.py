@@ -348,11 +348,7 @@ def metrics(run: Run) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "onnxruntime": onnxruntime.__version__,
-    }
+    return {"python": platform.python_version(), "numpy": np.__version__, "onnxruntime": onnxruntime.__version__}
 
 
 def sample_batch(artifacts: ArtifactSet, rows: int) -> dict[str, np.ndarray]:
