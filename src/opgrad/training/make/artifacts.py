@@ -426,8 +426,8 @@ def _notes(made: Made) -> Iterator[str]:
             f"{twice[0]!r} are probabilities, and the loss applies a softmax itself: give the loss {twice[1]!r}, of "
             "which they are made"
         )
-    given = [(node.op_type, attributes_of(node)) for node in all_nodes(made.models.training.graph.node)]
-    if any(op == "Dropout" or each.get("dropout") for op, each in given):  # or attention that it has become part of
+    nodes = [(node.op_type, attributes_of(node)) for node in all_nodes(made.models.training.graph.node)]
+    if any(op == "Dropout" or each.get("dropout") for op, each in nodes):  # or attention that it has become part of
         yield "Dropout with training_mode drops values in every step, as the model was exported to train"
     if shared := made.selection.shared:
         described = [f"{name!r} by {listed(layers, 3)}" for name, layers in list(shared.items())[:MOST_SHARED]]
