@@ -25,7 +25,7 @@ ROOMS = {
     "base": ("rich typer", ""),
     "contract": ("numpy ml_dtypes", "base"),
     "ops": ("numpy", "contract"),
-    "cpu/compiler": ("numpy ml_dtypes numba llvmlite", "base"),
+    "cpu/compiler": ("numba llvmlite", "base"),
     "cpu/runtime": ("numpy", "base contract cpu/compiler"),
     "cpu/kernels": ("", "cpu/compiler"),
     "cpu/programs": ("numpy", "base contract ops cpu/compiler cpu/runtime cpu/kernels"),

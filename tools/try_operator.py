@@ -36,12 +36,13 @@ SHAPES = [(3, 1), (3, 17), (3, 67), (2, 1001), (40, 33), (2, 67, 4)]
 LARGE = [(300, 65), (1, 131072)]  # rows, and a row, for several threads
 CHECKED = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:3]
+import interpret
 import numpy as np
 from accuracy import check
 from samples import sample
 from opgrad.ops import operators
-op = operators()[sys.argv[2]]
+op = operators()[sys.argv[3]]
 check(op, sample(op, (3, 11), "float32", np.random.default_rng(0)))
 """
 
@@ -93,8 +94,8 @@ def sessions(op: Operator) -> None:
 
 
 def accesses(op: Operator) -> None:
-    command = [sys.executable, "-c", CHECKED, str(SUPPORT), op.name]
-    subprocess.run(command, check=True, env={**os.environ, "OPGRAD_INTERPRET": "1"})
+    command = [sys.executable, "-c", CHECKED, str(SUPPORT), str(ROOT / "tools"), op.name]
+    subprocess.run(command, check=True)
 
 
 STEPS: dict[str, Callable[[Operator], None]] = {

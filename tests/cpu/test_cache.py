@@ -358,7 +358,7 @@ def test_code_with_something_unknown_in_it_is_not_kept():
 def kernels():
     """Every kernel and native function that opgrad.cpu has under a name, with its name."""
     for module in pkgutil.walk_packages(opgrad.cpu.__path__, "opgrad.cpu."):
-        if ".lowering" not in module.name and ".interpret" not in module.name:
+        if ".lowering" not in module.name:
             for name, value in vars(importlib.import_module(module.name)).items():
                 if isinstance(value, decorators.Kernel | decorators.Native) and value.__module__ == module.name:
                     yield f"{module.name}.{name}", value
@@ -490,7 +490,7 @@ def test_a_compiler_that_is_edited_under_a_living_process(copy):
 
 
 def test_what_a_word_does_is_the_compilers():
-    """Its Python function refuses calls, or interprets: nothing that machine code is made of."""
+    """Its Python function refuses calls: nothing that machine code is made of."""
 
     def kernel(x):
         return words.load_word(x, 0)

@@ -1,4 +1,4 @@
-"""Every family's kernels run in Python, one vector at a time, with each access checked (OPGRAD_INTERPRET)."""
+"""Every family's kernels run in Python, one vector at a time, with each access checked (tools/interpret.py)."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 from subprocesses import run_python
 
 SUPPORT = Path(__file__).parents[1] / "support"
+TOOLS = Path(__file__).parents[2] / "tools"
 
 # Small examples of every operator, and shapes that take each layout of softmax.
 FAMILIES = """
@@ -115,7 +116,7 @@ for new, p, g in zip(opgrad.sgd_optimizer(lr, weights, gradients), weights, grad
 OUTSIDE = """
 import numpy as np
 import opgrad
-from opgrad.cpu.compiler.interpret import CheckedPointer
+from interpret import CheckedPointer
 
 x = np.zeros(100, np.float32)
 read = CheckedPointer.read
@@ -146,24 +147,28 @@ assert seen - {"softmax"}, seen  # a debugger stops inside of kernels
 """
 
 
+def run_interpreted(script):
+    run_python(f"import sys\nsys.path.insert(0, {str(TOOLS)!r})\nimport interpret\n{script}")
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize("first", range(3))
 def test_every_familys_kernels_agree_with_the_reference(first):
     """An example of each operator in one of three dtypes, the next operator's in the next."""
-    run_python(FAMILIES.replace("{first}", str(first)), OPGRAD_INTERPRET="1")
+    run_interpreted(FAMILIES.replace("{first}", str(first)))
 
 
 def test_each_layout_of_softmax_is_interpreted():
-    run_python(LAYOUTS, OPGRAD_INTERPRET="1")
+    run_interpreted(LAYOUTS)
 
 
 @pytest.mark.parametrize("script", [ATTENTION, LOSSES], ids=["attention", "losses"])
 def test_kernels_beyond_examples_are_interpreted(script):
-    run_python(script.replace("{support!r}", repr(str(SUPPORT))), OPGRAD_INTERPRET="1")
+    run_interpreted(script.replace("{support!r}", repr(str(SUPPORT))))
 
 
 def test_an_access_outside_of_what_was_given_raises_and_a_debugger_sees_the_lines_of_kernels():
-    run_python(OUTSIDE + TRACED, OPGRAD_INTERPRET="1")
+    run_interpreted(OUTSIDE + TRACED)
 
 
 def test_contributing_stops_a_debugger_between_the_passes_over_a_row():

@@ -60,8 +60,7 @@ def fuzz(name: str, seconds: int) -> None:
 
     for package in map(import_module, COMPILED):
         for module in walk_packages(package.__path__, f"{package.__name__}."):
-            if ".interpret" not in module.name:  # which takes the compiler's place
-                import_module(module.name)
+            import_module(module.name)
     for function in set(imported_functions()):
         atheris.instrument_func(function)
     with atheris.instrument_imports(list(INSTRUMENTED), enable_loader_override=False):

@@ -24,12 +24,10 @@ from opgrad.contract import Array, Operator, Spec, declared
 from opgrad.contract.arrangement import contiguous
 from opgrad.contract.declaration import HOST, Arrays, Memory, is_masked
 from opgrad.contract.signature import is_plain, plain, prepare
-from opgrad.cpu.compiler import INTERPRETING
-from opgrad.cpu.compiler.words import at
 from opgrad.cpu.plans import RUNNERS, Kept, plan_for
 from opgrad.cpu.runtime import pool
 from opgrad.cpu.runtime.abi import ARRAYS, TUPLE_ITEMS, TUPLES, unlike
-from opgrad.cpu.runtime.plan import NO_MEMORY, OVERLAP, REPORT, Plan, check_overlap, execute, run_steps
+from opgrad.cpu.runtime.plan import NO_MEMORY, OVERLAP, REPORT, check_overlap, execute
 from opgrad.cpu.runtime.threads import threads_for
 
 
@@ -146,15 +144,6 @@ class HostRunner(Runner):
 
         Raises ValueError for a tensor whose memory its library has given back.
         """
-        if INTERPRETING:  # in Python, with every access of a kernel checked
-            from opgrad.cpu.compiler import interpret
-
-            if not trusted:
-                self.check_overlap(operands)
-            steps = lambda plan, *rest: run_steps(at(Plan, plan), *rest)  # noqa: E731
-            if said := interpret.run(steps, self.plan, self.views(operands)):
-                raise self.plan.error(said)
-            return
         run, context = threads_for() if self.threads else (0, 0)
         arrays: tuple[Any, ...] = ()
         if self.by_arrays:
@@ -349,7 +338,7 @@ def _find(
     if runner is None:
         runner = ArrayRunner(of, arguments)
         runners.keep(key, runner)
-        runner.can_be_native = not (runner.plan.copies or INTERPRETING or unlike())
+        runner.can_be_native = not (runner.copies or unlike())
     return runner
 
 

@@ -31,7 +31,7 @@ from opgrad.call.libraries import jax_arrays, jax_private
 from opgrad.contract import DTYPES, Operator, Shape, Spec
 from opgrad.contract.signature import prepare
 from opgrad.cpu import plans
-from opgrad.cpu.compiler import INTERPRETING, machine_code
+from opgrad.cpu.compiler import machine_code
 from opgrad.cpu.compiler.words import words
 from opgrad.cpu.plans import KeyedPlan
 from opgrad.cpu.runtime import threads
@@ -422,8 +422,6 @@ def is_native() -> bool:
 
 def _reason_against() -> str:
     """Why calls cannot be native; "" if a call of relu gives what it should."""
-    if INTERPRETING:
-        return "OPGRAD_INTERPRET asks for kernels that run in Python"
     if not hasattr(jax, "ffi"):
         return f"JAX {jax.__version__} has no jax.ffi"
     try:

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from opgrad.base.locks import once, settling
-from opgrad.cpu.compiler import INTERPRETING, machine_code, sources, target
-from opgrad.cpu.compiler.parameters import Parameters, lanes_of
+from opgrad.cpu.compiler import machine_code, sources, target
+from opgrad.cpu.compiler.parameters import Parameters
 from opgrad.cpu.compiler.parameters import by_precision as by_precision
 from opgrad.cpu.compiler.parameters import constant as constant
 from opgrad.cpu.compiler.parameters import inline as inline
@@ -162,10 +162,6 @@ class Kernel(Parameters):
         """
         key = (interface, *dtypes)
         found = self._tasks.get(key)
-        if found is None and INTERPRETING:
-            from opgrad.cpu.compiler import interpret
-
-            found = self._tasks[key] = interpret.task(self, key[1:], lanes_of(interface))
         if found is None:
             found = _link(self.function, f"{interface}({','.join(key[1:])})", noted=True)
             if found:

@@ -126,12 +126,8 @@ def inline(function: F) -> F:
 def by_precision(single: Callable[..., Any], double: Callable[..., Any]) -> Callable[..., Any]:
     """A helper that calls `single` if its vectors hold float32, and `double` if they hold float64."""
 
-    def chosen(bits: Any, *others: Any) -> Any:
-        """Numba passes the number of bits alone and gets a function; an interpreted kernel passes its vectors."""
-        if isinstance(bits, int) and not others:
-            return single if bits == 32 else double
-        given = (bits, *others)
-        return (single if next(each.bits for each in given if hasattr(each, "bits")) == 32 else double)(*given)
+    def chosen(bits: int) -> Callable[..., Any]:
+        return single if bits == 32 else double
 
     CHOOSE.append(chosen)
     return chosen

@@ -1,8 +1,13 @@
 """Runs kernels in Python, one vector at a time, with operations in NumPy, so that a debugger can step through them.
 
-`OPGRAD_INTERPRET=1` runs every kernel of the process so; the functions that call kernels stay compiled. Each load and
-store is checked against the memory that a call was given: one outside raises IndexError with the address, where a
-compiled kernel would read or write somebody else's bytes. A kernel runs some thousand times slower than compiled.
+    python tools/interpret.py PROGRAM.py ARG…
+    python -m pdb tools/interpret.py PROGRAM.py ARG…
+
+A script may `import interpret` instead, before opgrad. What kernels are made of is replaced before a kernel is
+imported, and calls go through Python; native functions that others call, as onnxruntime's nodes do, stay compiled. Each
+load and store is checked against the memory that a call was given: one outside raises IndexError with the address,
+where a compiled kernel would read or write somebody else's bytes. A kernel runs some thousand times slower than
+compiled.
 
 Results agree with compiled ones within the operators' tolerances, not always to the bit: a product that is added is
 rounded twice here where float64 holds no exact product, and numbers that Numba makes float64 stay float32.
@@ -10,7 +15,11 @@ rounded twice here where float64 holds no exact product, and numbers that Numba 
 
 import bisect
 import ctypes
+import functools
 import operator
+import os
+import runpy
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -19,7 +28,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from opgrad.cpu.compiler import INTERPRETED, INTERPRETING, parameters, simd
+from opgrad.cpu.compiler import parameters, simd, words
 from opgrad.cpu.compiler.target import vector_lanes
 from opgrad.cpu.compiler.words import CACHE_LINE
 
@@ -252,47 +261,21 @@ def _stack_words(count: int) -> int:
 
 
 def _call_address(address: int, *arguments: int) -> int:
-    """A native function of Python is called as it is, so that the caller gets exceptions; others by their address."""
-    function = FUNCTIONS.get(int(address))
-    if function is not None:
-        return function(*map(int, arguments))
-    return int(ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(arguments))(address)(*map(int, arguments)))
-
-
-_load_word, _store_word = _loads(ctypes.c_int64), _stores(ctypes.c_int64)
-
-
-def _atomic_add(address: int, value: int) -> int:
-    before = int(_load_word(address, 0))
-    _store_word(address, 0, before + value)
-    return before
-
-
-def _atomic_swap_if(address: int, expected: int, value: int) -> bool:
-    found = bool(_load_word(address, 0) == expected)
-    if found:
-        _store_word(address, 0, value)
-    return found
+    """Run a kernel without native code between, so that the caller gets its exceptions."""
+    return FUNCTIONS[int(address)](*map(int, arguments))
 
 
 WORD_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "load_word": _load_word,
+    "load_word": _loads(ctypes.c_int64),
     "load_i32": _loads(ctypes.c_int32),
-    "load_u8": _loads(ctypes.c_uint8),
     "load_f64": _loads(ctypes.c_double),
-    "store_word": _store_word,
+    "store_word": _stores(ctypes.c_int64),
     "store_i32": _stores(ctypes.c_int32),
     "store_u8": _stores(ctypes.c_uint8),
     "store_f64": _stores(ctypes.c_double),
     "copy_bytes": _copy_bytes,
     "stack_words": _stack_words,
     "call_address": _call_address,
-    "atomic_load": lambda address: _load_word(address, 0),
-    "atomic_store": lambda address, value: _store_word(address, 0, value),
-    "atomic_add": _atomic_add,
-    "atomic_swap_if": _atomic_swap_if,
-    "spin_hint": lambda: None,
-    "store_fence": lambda: None,
 }
 
 
@@ -556,26 +539,84 @@ def _given(kernel: parameters.Parameters, dtypes: list[str], arguments: int, par
     yield from map(value, kernel.parameters.values())
 
 
-def run(run_steps: Callable[..., int], plan: Any, operands: Sequence[Any]) -> list[int] | None:
+def run(plan: Any, operands: Sequence[Any]) -> list[int] | None:
     """Run a plan on arrays, None for one left out: kernels may touch these, the plan and its working memory alone.
 
     Returns what a kernel reports that could not do its work, as working memory begins then. Of operands that are given
     as addresses the extents are not known: then nothing is checked.
     """
+    from opgrad.cpu.runtime.plan import Plan, run_steps
+
     addresses = np.array([each.ctypes.data if isinstance(each, np.ndarray) else each or 0 for each in operands])
     scratch = np.zeros(plan.scratch_bytes + CACHE_LINE, np.uint8)
     start = scratch.ctypes.data + -scratch.ctypes.data % CACHE_LINE if plan.scratch_bytes else 0
     tables = [np.ctypeslib.as_array(each) for each in plan.tables]
-    named = dict(zip([*plan.operator.arrays, *plan.operator.results], operands, strict=True))
+    named = dict(zip(plan.problem.operands, operands, strict=True))
     named |= {"working memory": scratch, "the operands": addresses, "the plan": np.ctypeslib.as_array(plan.words)}
     arrays = [(name, array) for name, array in named.items() if isinstance(array, np.ndarray) and array.size]
     regions = [region_of(array, name) for name, array in [*arrays, *(("a table", table) for table in tables)]]
     known = all(each is None or isinstance(each, np.ndarray) for each in operands)
     with REGIONS.allowed(regions if known else []):
-        status = run_steps(plan.address, addresses.ctypes.data, start, 0, 0)
+        status = run_steps(words.at(Plan, plan.address), addresses.ctypes.data, start, 0, 0)
     place = start - scratch.ctypes.data
     return scratch[place : place + 24].view(np.int64).tolist() if status else None
 
 
-if INTERPRETING:
-    INTERPRETED.update({**VECTOR_OPERATIONS, **WORD_OPERATIONS})
+# --- what takes the place of compiled code ---------------------------------------------------------------------------
+
+
+def _in_python(operation: Callable[..., Any], meaning: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that Python may call, and that is the same one for the compiler of native functions."""
+    return functools.wraps(operation)(lambda *arguments: meaning(*arguments))
+
+
+def _by_precision(single: Callable[..., Any], double: Callable[..., Any]) -> Callable[..., Any]:
+    """A helper that calls one of the two by the precision of its vectors."""
+
+    def chosen(*given: Any) -> Any:
+        return (single if next(each.bits for each in given if hasattr(each, "bits")) == 32 else double)(*given)
+
+    return chosen
+
+
+def _task(kernel: Any, dtypes: Sequence[str], interface: str = "task") -> int:
+    """In place of `Kernel.task`."""
+    key = (interface, *dtypes)
+    if key not in kernel._tasks:
+        kernel._tasks[key] = task(kernel, key[1:], parameters.lanes_of(interface))
+    return kernel._tasks[key]
+
+
+def _execute(runner: Any, operands: Sequence[Any], trusted: bool) -> None:
+    """In place of `HostRunner.execute`."""
+    if not trusted:
+        runner.check_overlap(operands)
+    if said := run(runner.plan, runner.views(operands)):
+        raise runner.plan.error(said)
+
+
+def _replace() -> None:
+    """Replace what kernels are made of and how calls run them, before modules are imported that have kernels."""
+    early = [each for each in sys.modules if each.startswith(("opgrad.cpu.kernels", "opgrad.cpu.runtime.plan"))]
+    if early:
+        raise ImportError(f"interpret: {early[0]} is imported already, expected this module to be the first")
+    for module, operations in ((simd, VECTOR_OPERATIONS), (words, WORD_OPERATIONS)):
+        for name, meaning in operations.items():
+            setattr(module, name, _in_python(getattr(module, name), meaning))
+    parameters.by_precision = _by_precision
+    from opgrad.cpu.compiler import decorators
+    from opgrad.cpu.runtime import abi
+
+    decorators.Kernel.task = _task  # type: ignore[method-assign]
+    abi.SUPPORTED = False  # no native calls
+    from opgrad.call.arrays import HostRunner
+
+    HostRunner.execute = _execute  # type: ignore[method-assign]
+
+
+_replace()
+
+if __name__ == "__main__":
+    del sys.argv[0]
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
