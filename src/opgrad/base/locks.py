@@ -77,18 +77,18 @@ def in_child(renew: Callable[[], None]) -> None:
 _held: list[Any] = []  # the locks that the forking thread holds, in the order in which it took them
 
 
-def compilers_locks() -> Iterator[tuple[str, Any]]:
-    """The locks of Numba and LLVM by their names; None for one that is not loaded, or has another name.
+def compilers_locks() -> Iterator[Any]:
+    """The locks of Numba and LLVM; None for one that is not loaded, or has another name.
 
     A program may compile with them itself; a child that inherits a held lock would hang.
     """
     numba, llvm = sys.modules.get("numba.core.compiler_lock"), sys.modules.get("llvmlite.binding.ffi")
-    yield "numba.core.compiler_lock.global_compiler_lock", getattr(numba, "global_compiler_lock", None)
-    yield "llvmlite.binding.ffi.lib._lock", getattr(getattr(llvm, "lib", None), "_lock", None)
+    yield getattr(numba, "global_compiler_lock", None)
+    yield getattr(getattr(llvm, "lib", None), "_lock", None)
 
 
 def _hold() -> None:
-    for lock in (settling, *(lock for _, lock in compilers_locks())):
+    for lock in (settling, *compilers_locks()):
         if lock is not None:
             lock.__enter__()
             _held.append(lock)

@@ -6,6 +6,7 @@ import and plain calls work without any of them. Native code looks up its own na
 
 import contextlib
 import functools
+import pkgutil
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,14 +15,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from opgrad.base.private_names import look_up
-
 MISSING: list[str] = []
 
 
 def _found(path: str, otherwise: Any = None) -> Any:
     """The object at this path; if it is missing, `otherwise`, and the path is recorded."""
-    return look_up(path, MISSING, otherwise)
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        MISSING.append(path)
+        return otherwise
 
 
 def _unpacked(tensor: Tensor, level: int) -> tuple[Tensor, Tensor | None]:

@@ -19,21 +19,22 @@ from unittest.mock import patch
 import llvmlite.binding as llvm
 import numba
 from llvmlite import ir
-from numba.core import types
+from numba._dynfunc import make_function
+from numba.core import event, types
+from numba.core.base import BaseContext
 from numba.core.cgutils import get_or_insert_function
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
+from numba.core.ir import Inst, Var
+from numba.core.postproc import PostProcessor
+from numba.core.registry import cpu_target
+from numba.core.rewrites.static_getitem import RewriteConstGetitems
+from numba.core.transforms import canonicalize_cfg
 from numba.extending import overload, register_jitable
 
 from opgrad.cpu.compiler import parameters, words
-from opgrad.cpu.compiler.lowering import numba_private
-from opgrad.cpu.compiler.lowering.numba_private import (
-    CompilerBase,
-    DefaultPassBuilder,
-    Inst,
-    PassManager,
-    Var,
-    cpu_target,
-    global_compiler_lock,
-)
 from opgrad.cpu.compiler.lowering.operations import I64, PointerType, VectorType, definition
 from opgrad.cpu.compiler.lowering.words import word_at
 from opgrad.cpu.compiler.parameters import (
@@ -57,38 +58,48 @@ from opgrad.cpu.compiler.parameters import (
 class _Passes(PassManager):  # type: ignore[misc]
     """Numba's passes, run without the notes that it takes for each."""
 
-    if numba_private.run_pass and numba_private.has_analysis:
-
-        def _runPass(self, index: int, one: Any, state: Any) -> None:
-            one.analysis = self._analysis
-            one.run_initialization(state)
-            one.run_pass(state)
-            one.run_finalizer(state)
+    def _runPass(self, index: int, one: Any, state: Any) -> None:
+        one.analysis = self._analysis
+        one.run_initialization(state)
+        one.run_pass(state)
+        one.run_finalizer(state)
 
 
-def _constant_indices() -> list[Any]:
-    """A pass that reads elements of tuples at constant places by Numba's instruction for that.
+@register_pass(mutates_CFG=False, analysis_only=False)
+class ConstantIndices(FunctionPass):  # type: ignore[misc]
+    """Reads elements of tuples at constant places by Numba's instruction for that.
 
     Without it Numba compiles a function for every place in every tuple, by its own passes: a tenth of the time.
     """
-    if not (numba_private.FunctionPass and numba_private.register_pass and numba_private.ConstantIndices):
-        return []
 
-    @numba_private.register_pass(mutates_CFG=False, analysis_only=False)
-    class ConstantIndices(numba_private.FunctionPass):  # type: ignore[misc]
-        _name = "opgrad_constant_indices"
+    _name = "opgrad_constant_indices"
 
-        def __init__(self) -> None:
-            super().__init__()
+    def __init__(self) -> None:
+        super().__init__()
 
-        def run_pass(self, state: Any) -> bool:
-            rewrite, blocks = numba_private.ConstantIndices(), state.func_ir.blocks
-            for label, block in blocks.items():
-                if rewrite.match(state.func_ir, block, None, None):
-                    blocks[label] = rewrite.apply()
-            return True
+    def run_pass(self, state: Any) -> bool:
+        rewrite, blocks = RewriteConstGetitems(), state.func_ir.blocks
+        for label, block in blocks.items():
+            if rewrite.match(state.func_ir, block, None, None):
+                blocks[label] = rewrite.apply()
+        return True
 
-    return [(ConstantIndices, "constant indices")]
+
+# Kernels define no functions, use no `with`, raise nothing and unroll no tuples. These passes look for such things.
+UNNEEDED = {
+    "WithLifting",
+    "InlineClosureLikes",
+    "RewriteDynamicRaises",
+    "MakeFunctionToJitFunction",
+    "InlineInlinables",
+    "FindLiterallyCalls",
+    "LiteralUnroll",
+    "LiteralPropagationSubPipelinePass",
+    "InlineOverloads",
+    "NoPythonSupportedFeatureValidation",
+    "AnnotateTypes",
+    "DumpParforDiagnostics",
+}
 
 
 class Pipeline(CompilerBase):  # type: ignore[misc]
@@ -98,9 +109,9 @@ class Pipeline(CompilerBase):  # type: ignore[misc]
         if not PASSES:
             everything = DefaultPassBuilder.define_nopython_pipeline(self.state).passes
             passes = _Passes("kernel")
-            kept = numba_private.without_unneeded(everything)
+            kept = [each for each in everything if each[0].__name__ not in UNNEEDED]
             typing = [each[0].__name__ for each in kept].index("NopythonTypeInference")
-            passes.passes = [*kept[:typing], *_constant_indices(), *kept[typing:]]
+            passes.passes = [*kept[:typing], (ConstantIndices, "constant indices"), *kept[typing:]]
             passes.finalize()
             PASSES.append(passes)
         return PASSES
@@ -108,7 +119,7 @@ class Pipeline(CompilerBase):  # type: ignore[misc]
 
 PASSES: list[Any] = []  # one manager for all functions, since all are compiled with the same options
 SIGNATURES: dict[Any, Any] = {}
-RESOLVE = getattr(numba_private.BaseFunction, "get_call_type", None)
+RESOLVE = types.BaseFunction.get_call_type
 
 
 def _signature(function: Any, context: Any, arguments: Any, keywords: Any) -> Any:
@@ -123,7 +134,7 @@ def _signature(function: Any, context: Any, arguments: Any, keywords: Any) -> An
     return signature
 
 
-LIFETIMES = getattr(numba_private.PostProcessor, "run", None)
+LIFETIMES = PostProcessor.run
 
 
 def _lifetimes(post: Any, emit_dels: bool = False, **options: Any) -> None:
@@ -135,11 +146,11 @@ def _lifetimes(post: Any, emit_dels: bool = False, **options: Any) -> None:
     if emit_dels or post.func_ir.is_generator:
         LIFETIMES(post, emit_dels, **options)
     else:
-        post.func_ir.blocks = numba_private.canonicalize_cfg(post.func_ir.blocks)
+        post.func_ir.blocks = canonicalize_cfg(post.func_ir.blocks)
         post.func_ir.generator_info = None
 
 
-VARIABLES = getattr(Inst, "_rec_list_vars", None)
+VARIABLES = Inst._rec_list_vars
 HOLDS_VARIABLES: dict[type, bool] = {}
 
 
@@ -154,7 +165,7 @@ def _variables(instruction: Any, value: Any) -> list[Any]:
     return VARIABLES(instruction, value) if holds else []
 
 
-SIZE_OF = getattr(numba_private.BaseContext, "get_abi_sizeof", None)
+SIZE_OF = BaseContext.get_abi_sizeof
 SIZES: dict[str, int] = {}
 
 
@@ -184,31 +195,18 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-# The functions of Numba that are replaced while kernels compile, if this release has them: whose, which, by what.
-SHORTCUTS: list[tuple[Any, str, Any]] = [
-    *([(numba_private.BaseFunction, "get_call_type", _signature)] if numba_private.BaseFunction else []),
-    *(
-        [(numba_private.PostProcessor, "run", _lifetimes)]
-        if numba_private.PostProcessor and numba_private.canonicalize_cfg
-        else []
-    ),
-    *([(Inst, "_rec_list_vars", _variables)] if numba_private.has_rec_list_vars else []),
-    *([(numba_private.BaseContext, "get_abi_sizeof", _size_of)] if numba_private.BaseContext else []),
-    *((sys.modules[each.__module__], each.__name__, _unseen) for each in numba_private.events if each),
-]
+# The functions of Numba that are replaced while kernels compile: whose, which, by what. It reports no events.
+SHORTCUTS: tuple[tuple[Any, str, Any], ...] = (
+    (types.BaseFunction, "get_call_type", _signature),
+    (PostProcessor, "run", _lifetimes),
+    (Inst, "_rec_list_vars", _variables),
+    (BaseContext, "get_abi_sizeof", _size_of),
+    (event, "start_event", _unseen),
+    (event, "end_event", _unseen),
+)
 
 
-@contextmanager
-def shortened() -> Iterator[None]:
-    """Within this context, Numba's slow functions are replaced by those above, and it reports no events."""
-    with ExitStack() as patches:
-        patches.enter_context(uncollected())
-        for owner, name, replacement in SHORTCUTS:
-            patches.enter_context(patch.object(owner, name, replacement))
-        yield
-
-
-class _Library(numba_private.JITCodeLibrary or object):  # type: ignore[misc]
+class _Library(JITCodeLibrary):  # type: ignore[misc]
     """Functions in LLVM's language as Numba lowers them, neither optimised nor compiled, until a kernel links them."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
@@ -247,17 +245,9 @@ class _Library(numba_private.JITCodeLibrary or object):  # type: ignore[misc]
         return self._shared_module
 
 
-def linked(library: Any) -> Any:
-    """A module with a library's functions and with all that they call."""
-    if isinstance(library, _Library):
-        return library.linked()
-    library.finalize()  # as Numba does it, which optimises and compiles every function for itself
-    return llvm.parse_assembly(library.get_llvm_str())
-
-
 def _uncallable(library: Any, fndesc: Any, env: Any) -> Any:
     """An object in place of the Python function that Numba makes of a compiled one; only compiled code calls ours."""
-    return numba_private.make_function(fndesc.lookup_module(), fndesc.qualname, "", 0, env, (library,))
+    return make_function(fndesc.lookup_module(), fndesc.qualname, "", 0, env, (library,))
 
 
 def _refresh(context: Any) -> None:
@@ -269,7 +259,7 @@ def _refresh(context: Any) -> None:
     """
     from numba.np import linalg
 
-    if "numba.np.arraymath" in sys.modules or not hasattr(linalg, "ensure_blas"):
+    if "numba.np.arraymath" in sys.modules:
         context.refresh()
         return
     with patch.object(linalg, "ensure_blas", _ensure_scipy):
@@ -284,20 +274,17 @@ def _ensure_scipy() -> None:
 
 @contextmanager
 def unoptimised() -> Iterator[None]:
-    """Within this context, Numba stops at LLVM's language.
+    """Within this context, Numba stops at LLVM's language, and its slow functions are replaced by those above.
 
     Its global lock is held: it compiles for one thread at a time.
     """
-    with global_compiler_lock:
+    with global_compiler_lock, uncollected(), ExitStack() as patches:
         context = cpu_target.target_context
         _refresh(context)  # before the patches below: this may compile Numba's own runtime, which must be done in full
-        with ExitStack() as patches:
-            if numba_private.JITCodeLibrary and numba_private.codegen:
-                patches.enter_context(patch.object(context.codegen(), "_library_class", _Library))
-            if numba_private.make_function and numba_private.get_executable:
-                patches.enter_context(patch.object(context, "get_executable", _uncallable))
-            patches.enter_context(shortened())
-            yield
+        own = (context.codegen(), "_library_class", _Library), (context, "get_executable", _uncallable)
+        for owner, name, replacement in (*SHORTCUTS, *own):
+            patches.enter_context(patch.object(owner, name, replacement))
+        yield
 
 
 def optimised(module: Any, exported: str, machine: Any) -> Any:
@@ -379,7 +366,7 @@ class Exported:
         """End the function with the value `result`; returns the module, linked with all functions that it calls."""
         self.builder.ret(result)
         self.library.add_ir_module(self._module)
-        return linked(self.library)
+        return self.library.linked()
 
 
 def _choose(helper: Callable[..., Any]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.typing.templates import AbstractTemplate, builtin_registry, signature
 from numba.extending import lower_builtin, models, register_model
 
-from opgrad.cpu.compiler.lowering.numba_private import AbstractTemplate, builtin_registry, signature
 from opgrad.cpu.compiler.target import ARM, architecture, host, vector_lanes
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))

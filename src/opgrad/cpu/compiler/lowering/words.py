@@ -5,10 +5,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
+from numba.core.typing.templates import AttributeTemplate, builtin_registry
 from numba.extending import lower_getattr_generic, lower_setattr_generic, models, register_model, typeof_impl
 
 from opgrad.cpu.compiler import words
-from opgrad.cpu.compiler.lowering.numba_private import AttributeTemplate, builtin_registry
 from opgrad.cpu.compiler.lowering.operations import BYTES, I1, I8, I32, I64, defines, emits, intrinsic, is_arm, is_x86
 from opgrad.cpu.compiler.words import CACHE_LINE
 
