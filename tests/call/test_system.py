@@ -280,7 +280,6 @@ print(all(done))
 """
 
 STOPPED = """
-found.wait_for_cpu()
 found._patience = 0.5
 for process in found._processes:
     os.kill(process.pid, signal.SIGSTOP)

@@ -299,7 +299,7 @@ def test_served_objects(pack, monkeypatch, tmp_path):
     assert found.read("0" * 32) is None
     assert found.count() == len(found.pack.names[HERE])
     assert str(pack) in found.problem()
-    behind = PackedObjects(*served, ObjectCache("environment", str(tmp_path)))
+    behind = PackedObjects(*served, ("environment", str(tmp_path)))
     behind.write("0" * 32, b"code")
     assert (behind.read("0" * 32), behind.count(), behind.problem()) == (b"code", found.count() + 1, "")
     monkeypatch.setenv("OPGRAD_KERNELS", "")

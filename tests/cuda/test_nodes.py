@@ -214,7 +214,7 @@ def test_a_pack_serves_kernels_without_triton(monkeypatch, tmp_path):
     device_plans.compile_ahead(op, specs, {}, 90, str(tmp_path / "folder"))
     path = tmp_path / "kernels.pack"
     path.write_bytes(target.packed(str(tmp_path / "folder")))
-    monkeypatch.setattr(target, "served", lambda: target.Served(target.Pack(str(path)), ""))
+    monkeypatch.setattr(target, "served", lambda: (target.Pack(str(path)), ""))
     monkeypatch.setattr(device_plans, "find_spec", lambda name: None)
     monkeypatch.setattr(device_plans, "kernels", device_plans.kernels.__wrapped__)
     ports = [(name, "float16") for name in ("dy", "y")]

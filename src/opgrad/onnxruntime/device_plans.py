@@ -169,17 +169,17 @@ def kernels(architecture: int) -> ObjectCache:
     Raises RuntimeError if Triton is not installed and no pack has any.
     """
     served = target.served()
-    names = served.pack.names if served else {}
+    names = served[0].names if served else {}
     here = f"sm_{architecture}-triton-"
     if find_spec("triton") is not None:
-        compiled = ObjectCache(here + triton_private.version(), directory())
-        return PackedObjects(served.pack, compiled.environment, compiled) if served else compiled
+        own = here + triton_private.version()
+        return PackedObjects(served[0], own, (own, directory())) if served else ObjectCache(own, directory())
     fitting = [name for name in names if name.startswith(here)]
     if served is None or not fitting:
-        what = f"{served.pack.path} has kernels for {', '.join(names)}" if served else "no pack of kernels is named"
+        what = f"{served[0].path} has kernels for {', '.join(names)}" if served else "no pack of kernels is named"
         raise RuntimeError(f"the device is sm_{architecture}, but {what}, and Triton is not installed; {ADVICE}")
     without_triton.release = fitting[-1].removeprefix(here)
-    return PackedObjects(served.pack, fitting[-1])
+    return PackedObjects(served[0], fitting[-1])
 
 
 def compile_ahead(
@@ -230,7 +230,7 @@ def _machine(what: str, of: Launch, device: Device, cache: ObjectCache) -> Machi
     data = cache.read(name)
     if data is not None:
         return ahead.from_bytes(data)
-    if isinstance(cache, PackedObjects) and cache.compiled is None:
+    if isinstance(cache, PackedObjects) and not cache.compiles:
         kernel = f"{cache.pack.path} lacks the kernel {of.kernel.__name__} for {cache.environment}"
         raise RuntimeError(f"{what}: {kernel}, and Triton is not installed; {ADVICE}")
     start = time.perf_counter()

@@ -225,7 +225,6 @@ def _remove(path: str, folder: int | None) -> None:
 
 VARIABLE = "OPGRAD_CACHE_DIR"
 SUFFIX = ".o"
-HOST = "host"  # the file with what LLVM says of the CPU
 CHECKSUM_BYTES = 32
 MOST_BYTES = 1 << 24  # the largest file that is read; the largest kernels have some 30 KB
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)

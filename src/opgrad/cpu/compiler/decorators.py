@@ -212,7 +212,7 @@ def _link(function: Callable[..., Any], interface: str, noted: bool = False) -> 
             if name not in wanted:
                 missing[name] = None
                 return 0
-        if code is None and isinstance(cache, PackedObjects) and cache.compiled is None:
+        if code is None and isinstance(cache, PackedObjects) and not cache.compiles:
             raise cache.lacking(_symbol(function, interface))
         if code is None and name is not None:  # processes that are running, or are started now, may compile it first
             from opgrad.cpu.compiler import processes

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from queue import SimpleQueue
+from queue import Empty, PriorityQueue, SimpleQueue
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
@@ -27,7 +27,7 @@ from opgrad.base.limits import default_threads
 from opgrad.base.locks import in_child, settling
 from opgrad.cpu.compiler import sources
 from opgrad.cpu.compiler.cache import VARIABLE as CACHE
-from opgrad.cpu.compiler.target import cpu_is_known, host, object_cache
+from opgrad.cpu.compiler.target import object_cache
 
 
 class Work(NamedTuple):
@@ -52,7 +52,6 @@ def main() -> None:
     os.dup2(2, 1)  # anything else that is printed goes to stderr, and is not taken for an answer
     waiting: SimpleQueue[Request] = SimpleQueue()
     threading.Thread(target=_read, args=(requests, waiting.put), daemon=True).start()
-    host()  # writes what LLVM says of the CPU to the cache
     while True:
         _, (function, arguments) = waiting.get()
         try:
@@ -95,10 +94,8 @@ class Compilers:
 
     def __init__(self, count: int, patience: float = PATIENCE, environment: Mapping[str, str] = MappingProxyType({})):
         self._patience = patience
-        self._todo: deque[Request] = deque()
-        self._requested: dict[str, threading.Event] = {}  # by object name: set when there is nothing more to wait for
-        self._reasons: dict[str, str] = {}  # by name: why it failed, "" if it did not
-        self._news = threading.Event()
+        self._todo: PriorityQueue[tuple[bool, int, Request]] = PriorityQueue()
+        self._answers: dict[str, Future[str]] = {}  # by object name: why it could not be compiled, "" if it was
         self._answered = 0.0  # when the last answer came
         self._processes: list[Any] = []
         try:
@@ -117,46 +114,26 @@ class Compilers:
         return self._alive > 0
 
     def add(self, requests: Iterable[Request], first: bool = False) -> list[str]:
-        """Queue the requests that are new, at the front if `first`. Returns the names of their objects."""
+        """Queue the requests that are new, before others if `first`. Returns the names of their objects."""
         names = []
         for request in requests:
             names.append(request[0])
-            if request[0] not in self._requested:
-                self._requested[request[0]] = threading.Event()
-                (self._todo.appendleft if first else self._todo.append)(request)
-        self._news.set()
+            if request[0] not in self._answers:
+                self._answers[request[0]] = Future()
+                self._todo.put((not first, len(self._answers), request))
         self._give_up_unless_alive()
         return names
 
-    def knows(self, name: str) -> bool:
-        """Whether the object of this name was requested."""
-        return name in self._requested
-
     def wait(self, names: Iterable[str], progress: Progress = lambda done, total: None) -> dict[str, str]:
-        """Wait until these are compiled, or no process is left for them; processes that hang are ended.
+        """Wait until those of these that were requested are compiled, or no process is left; end processes that hang.
 
         Returns the names of those that no process could compile, and the reasons.
         """
-        events, began = {each: self._requested[each] for each in names}, time.monotonic()
-        for event in events.values():
-            while not event.wait(LOOK):
-                progress(sum(each.is_set() for each in events.values()), len(events))
-                if self._hang(began):
-                    return self._failed(events)
-        return self._failed(events)
-
-    def _failed(self, names: Iterable[str]) -> dict[str, str]:
-        reasons = {name: self._reasons.get(name, f"{name} ended the process") for name in names}
+        answers, began = {each: self._answers[each] for each in names if each in self._answers}, time.monotonic()
+        while (left := wait(answers.values(), LOOK).not_done) and not self._hang(began):
+            progress(len(answers) - len(left), len(answers))
+        reasons = {name: each.result() if each.done() else _ended(name) for name, each in answers.items()}
         return {name: reason for name, reason in reasons.items() if reason}
-
-    def wait_for_cpu(self) -> None:
-        """Wait until a process has written what LLVM says of the CPU to the cache, or has answered, which comes later.
-
-        Else this one would have to load LLVM.
-        """
-        began = time.monotonic()
-        while self.usable and not self._answered and not cpu_is_known() and not self._hang(began):
-            time.sleep(LOOK / 10)
 
     def _hang(self, began: float) -> bool:
         """Whether no process has answered for too long since `began`; if so, end them."""
@@ -181,37 +158,32 @@ class Compilers:
     def _serve(self, process: Any) -> None:
         """Hand a process one request after the other, until there are none for a while, or it has died."""
         try:
-            while (request := self._next()) is not None:
+            while True:
+                _, _, request = self._todo.get(timeout=IDLE)
+                reason = _ended(request[0])
                 try:
                     process.stdin.write(pickle.dumps(request))
-                    answer = process.stdout.readline()
+                    reason = json.loads(process.stdout.readline())
                     self._answered = time.monotonic()
-                    if answer:
-                        self._reasons[request[0]] = json.loads(answer)
                 finally:
-                    self._requested[request[0]].set()
-                if not answer:
-                    break
-        except (OSError, ValueError):  # it has died, or its pipes were closed
+                    self._answers[request[0]].set_result(reason)
+        except (Empty, OSError, ValueError):  # there was none, it has died, or its pipes were closed
             pass
         finally:
             self._alive -= 1
             self._give_up_unless_alive()
             _end(process)
 
-    def _next(self) -> Request | None:
-        while True:
-            try:
-                return self._todo.popleft()
-            except IndexError:
-                if not self._news.wait(IDLE):
-                    return None
-                self._news.clear()
-
     def _give_up_unless_alive(self) -> None:
         """If no process is left, end all waiting for the requests that are left."""
-        while not self._alive and self._todo:
-            self._requested[self._todo.popleft()[0]].set()
+        with suppress(Empty):
+            while not self._alive:
+                _, _, (name, _) = self._todo.get_nowait()
+                self._answers[name].set_result(_ended(name))
+
+
+def _ended(name: str) -> str:
+    return f"{name} ended the process"
 
 
 def _start(more: Mapping[str, str]) -> Any:
@@ -305,10 +277,9 @@ def compile_first(function: Any, interface: str, name: str) -> None:
         _prepare.pop()()
     found = compilers() if _running else None
     if found is not None:
-        request = None if found.knows(name) else named(function, interface)
-        if request or found.knows(name):
-            found.add([request] if request else [], first=True)
-            found.wait([name])
+        request = named(function, interface)
+        found.add([request] if request else [], first=True)
+        found.wait([name])
 
 
 def _close() -> None:

@@ -21,12 +21,11 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from opgrad.cpu.compiler import cache, machine_code, sources
-from opgrad.cpu.compiler.cache import HOST, MOST_BYTES, SUFFIX, ObjectCache, directory
+from opgrad.cpu.compiler.cache import MOST_BYTES, SUFFIX, ObjectCache, directory
 from opgrad.cpu.compiler.machine_code import HERE, make_executable, new_memory
 from opgrad.cpu.compiler.words import CACHE_LINE
 
@@ -64,6 +63,12 @@ PROCESSORS = {
     "x86-64-v4": Processor("x86_64", "x86-64-v4", _AVX512, _V4, 0b11100110),
     "x86-64-v4-bf16": Processor("x86_64", "x86-64-v4", f"{_AVX512},+avx512bf16", _BF16, 0b11100110),
     "aarch64": Processor("aarch64", "generic", "+neon,+fp-armv8"),
+}
+
+# The vector registers of x86-64 that are wider than 16 bytes, by their size, and the processors that have them.
+WIDE = {
+    64: Processor("x86_64", "", "+avx512f", ((7, 0, "b", (16,)),), 0b11100110),
+    32: Processor("x86_64", "", "+avx2", ((7, 0, "b", (5,)),), 0b110),
 }
 
 # --- the processor that is here --------------------------------------------------------------------------------------
@@ -233,41 +238,33 @@ def _shown(value: object) -> str:
 
 
 class PackedObjects(ObjectCache):
-    """The cache folder of a processor in a pack, which nothing is written to.
+    """The cache folder of a processor in a pack, and behind it the cache of what the pack lacks.
 
-    compiled: the cache of what the pack lacks; None where no compiler is installed.
+    compiled: environment and folder of that cache; None where no compiler is installed.
     """
 
-    def __init__(self, pack: Pack, processor: str, compiled: ObjectCache | None = None):
-        super().__init__(processor, None)
-        self.pack, self.name, self.compiled = pack, processor, compiled
-        self.folder = compiled and compiled.folder
+    def __init__(self, pack: Pack, processor: str, compiled: tuple[str, str | None] | None = None):
+        super().__init__(*(compiled or (processor, None)))
+        self.pack, self.name, self.compiles = pack, processor, compiled is not None
 
     def read(self, name: str, suffix: str = SUFFIX) -> bytes | None:
         """The code of a kernel; None if it is neither in the pack nor compiled. PackError if the pack is damaged."""
         if name not in self.pack.names.get(self.name, ()):
-            return self.compiled.read(name, suffix) if self.compiled else None
+            return super().read(name, suffix)
         try:
-            code = self.checked(name, self.pack.contents(f"{self.name}/{name}{suffix}"))
+            code = ObjectCache(self.name, None).checked(name, self.pack.contents(f"{self.name}/{name}{suffix}"))
         except Exception:  # of many kinds, as above
             code = None
         if code is None:
             raise PackError(f"{self.pack.path} is damaged: its checksum is wrong")
         return code
 
-    def write(self, name: str, code: bytes, suffix: str = SUFFIX) -> None:
-        if self.compiled:
-            self.compiled.write(name, code, suffix)
-
-    def claim(self, name: str) -> AbstractContextManager[None]:
-        return (self.compiled or super()).claim(name)
-
     def count(self) -> int:
-        return len(self.pack.names[self.name]) + (self.compiled.count() if self.compiled else 0)
+        return len(self.pack.names[self.name]) + super().count()
 
     def problem(self) -> str:
-        if self.compiled:
-            return self.compiled.problem()
+        if self.compiles:
+            return super().problem()
         return f"they come from {self.pack.path}, and Numba is not installed: {COMPILER}"
 
     def lacking(self, kernel: str) -> LackingError:
@@ -299,20 +296,13 @@ class Packing(ObjectCache):
             self._packed.write(name, code)
 
 
-class Served(NamedTuple):
-    """The pack that serves kernels, and the processor whose kernels are used."""
-
-    pack: Pack
-    processor: str
-
-
 def is_compiler_installed() -> bool:
     return find_spec("numba") is not None
 
 
 @functools.cache
-def served() -> Served | None:
-    """The pack that OPGRAD_KERNELS names, else the one that a wheel carries.
+def served() -> tuple[Pack, str] | None:
+    """The pack that OPGRAD_KERNELS names, else the one that a wheel carries, and the processor whose kernels are used.
 
     None if there is none, or "" is named, or a wheel's pack is not for the processor here, and Numba is installed.
     """
@@ -321,7 +311,7 @@ def served() -> Served | None:
         return None
     pack = Pack(CARRIED if named is None else os.path.join(os.getcwd(), named), trusted=named is None)
     try:
-        return Served(pack, pack.processor(os.environ.get("NUMBA_CPU_NAME")))
+        return pack, pack.processor(os.environ.get("NUMBA_CPU_NAME"))
     except PackError:
         if named is None and is_compiler_installed():
             return None
@@ -339,8 +329,8 @@ def named() -> Processor | None:
     """The processor by whose name code is compiled or served, as for packs; None if it is the one that is here."""
     if VARIABLE in os.environ:
         return PROCESSORS[os.environ[VARIABLE]]
-    pack = served()
-    return PROCESSORS[pack.processor] if pack else None
+    found = served()
+    return PROCESSORS[found[1]] if found else None
 
 
 def runs_here() -> bool:
@@ -369,7 +359,7 @@ def host() -> tuple[str, str]:
     if processor:
         return processor.cpu, processor.features
     name, features = _overrides()
-    own = ("", "") if features is not None and name else _own()
+    own = ("", "") if features is not None and name else told_by_llvm()
     name = name or own[0]
     return name, ("" if name == "generic" else own[1]) if features is None else features
 
@@ -379,28 +369,11 @@ def _overrides() -> tuple[str | None, str | None]:
 
 
 @functools.cache
-def _own() -> tuple[str, str]:
-    """What LLVM says of this CPU: kept with the code for it, so that llvmlite is not needed for that."""
-    known = object_cache().read(HOST, "") if machine_code.HERE else None
-    if known is None:
-        known = "\n".join(told_by_llvm()).encode()
-        if machine_code.HERE:
-            object_cache().write(HOST, known, "")
-    name, features = known.decode().split("\n")
-    return name, features
-
-
 def told_by_llvm() -> tuple[str, str]:
     """The name and the features of this CPU."""
     import llvmlite.binding as llvm
 
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-
-
-def cpu_is_known() -> bool:
-    """Whether `host` can answer without LLVM, or has to ask it in any case."""
-    known = not machine_code.HERE or named() is not None or None not in _overrides()
-    return known or object_cache().read(HOST, "") is not None
 
 
 @functools.cache
@@ -409,9 +382,9 @@ def object_cache() -> Any:
     if PACKS_INTO in os.environ:
         folder = ObjectCache(os.environ[VARIABLE], os.environ[PACKS_INTO])
         return Packing(environment(), directory(), folder)
-    pack = served()
-    compiled = ObjectCache(environment(), directory()) if not pack or is_compiler_installed() else None
-    return PackedObjects(*pack, compiled) if pack else compiled
+    found = served()
+    compiled = (environment(), directory()) if found is None or is_compiler_installed() else None
+    return PackedObjects(*found, compiled) if found else ObjectCache(*compiled)
 
 
 def environment() -> str:
@@ -443,9 +416,11 @@ def _release(package: str) -> str:
 
 @functools.cache
 def vector_bytes() -> int:
-    """The size of the host's vector registers."""
-    features = host()[1].split(",")
-    return 64 if "+avx512f" in features else 32 if "+avx2" in features else 16
+    """The size of the host's vector registers. On Linux CPUID tells, so that llvmlite is not needed for that."""
+    name, features = _overrides()
+    asks = machine_code.HERE and named() is None and features is None and name != "generic"
+    told = () if asks else host()[1].split(",")
+    return next((size for size, each in WIDE.items() if (is_here(each) if asks else each.features in told)), 16)
 
 
 def many_registers() -> bool:

@@ -305,7 +305,6 @@ def begin(model: onnx.ModelProto, options: onnxruntime.SessionOptions) -> None:
     missing = processes.missing(CALLS)
     if missing and (found := processes.compilers()):
         found.add(missing, first=True)
-        found.wait_for_cpu()
         from opgrad.onnxruntime.needed_kernels import requests
 
         sizes = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
