@@ -157,7 +157,7 @@ def test_plan_of_specs(op, rng):
     attributes = {name: arguments[name] for name in op.attributes if name in arguments}
     plan = plans.plan(op, specs, attributes)
     results = call(op, arguments)
-    assert [(spec.shape, spec.dtype) for spec in plan.results] == [(r.shape, r.dtype) for r in results]
+    assert [(spec.shape, spec.dtype) for spec in plan.problem.results.values()] == [(r.shape, r.dtype) for r in results]
     assert plan.parts_max >= 1
     assert plan.scratch_bytes >= 0
 

@@ -269,7 +269,7 @@ class _Description:
     def _of_plan(self, plan: Any) -> dict[str, int]:
         answered, op = self.answered, self.answered.by.op
         lists = op.lists
-        if plan.copies or (op.finish is not None and not lists):
+        if plan.problem.copies or (op.finish is not None and not lists):
             raise NotNative
         if lists:
             same = True
@@ -290,7 +290,7 @@ class _Description:
         return {
             "plan": plan.address,
             "shared": plan.parts_max > 1,
-            "unlocked": plan.bytes_moved >= UNLOCKED_FROM,
+            "unlocked": plan.problem.bytes >= UNLOCKED_FROM,
             "trusted": answered.new,
             "out": out,
             "lists": lists,

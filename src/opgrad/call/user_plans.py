@@ -39,7 +39,7 @@ class PlannedCall(Function):
         self._bound = {name: None if name in self._first else given.get(name) for name in op.arrays}
         self._call = [(*_signature(given[name]), name) for name in self._first]
         self._call += [(*_signature(each), f"out for {name}") for each, name in zip(outputs, op.results, strict=True)]
-        self.bytes_moved = runner.plan.bytes_moved
+        self.bytes_moved = runner.plan.problem.bytes
         self.scratch_bytes = runner.plan.scratch_bytes
         if SUPPORTED:
             self._python = self.__call__
@@ -48,7 +48,7 @@ class PlannedCall(Function):
 
     def _enter(self, inputs: dict[str, Array], out: Any) -> None:
         """Let calls on such arrays be native."""
-        if SUPPORTED and not self._runner.plan.copies:
+        if SUPPORTED and not self._runner.copies:
             outputs, operands = out if type(out) is tuple else (out,), (self._bound | inputs).values()
             answered = Answered(self._runner, [*operands, *outputs], outputs, False, out, tuple(self._bound.values()))
             self._entries.enter(answered, tuple(inputs.values()), {"out": out})

@@ -47,21 +47,19 @@ class Kept(Generic[T]):
 
 @dataclass(eq=False)
 class Plan:
-    """All that is worked out before a call.
+    """All that is worked out before a call: the problem, and the words that native code reads.
 
-    `words` is what native code reads; `tables` are arrays to which they point.
+    parts_max: the most parts of a step. explain: makes the error that a kernel reports. implementation: which kernels
+    run. tables: arrays to which the words point.
     """
 
-    operator: Operator
-    results: tuple[Spec, ...]
-    copies: tuple[tuple[int, tuple[int, ...]], ...]
-    scratch_bytes: int
-    parts_max: int
+    problem: Problem
     words: Any
+    scratch_bytes: int
     explain: Explain
     implementation: str
-    bytes_moved: int
-    tables: Sequence[Any]
+    parts_max: int = 1
+    tables: Sequence[Any] = ()
 
     @property
     def address(self) -> int:
@@ -74,7 +72,7 @@ class Plan:
         """
         if report is None:
             wanted = self.scratch_bytes + more
-            return MemoryError(f"{self.operator.name}: cannot allocate {wanted} bytes of working memory")
+            return MemoryError(f"{self.problem.operator.name}: cannot allocate {wanted} bytes of working memory")
         return self.explain(report[1], report[2])
 
 
@@ -122,18 +120,10 @@ def _new_plan(problem: Problem) -> Plan:
         code = plan_words(program, *overlap_words(problem))
     except LackingError as error:
         raise LackingError(f"{operator.name}: {error}") from None
-    return Plan(
-        operator,
-        tuple(problem.results.values()),
-        problem.copies,
-        program.scratch_bytes,
-        max((step.parts for step in program.steps), default=1),
-        words(code),
-        program.explain or _unexplained,
-        program.name or " + ".join(dict.fromkeys(step.kernel.__name__ for step in program.steps)),
-        problem.bytes,
-        program.tables,
-    )
+    implementation = program.name or " + ".join(dict.fromkeys(step.kernel.__name__ for step in program.steps))
+    parts = max((step.parts for step in program.steps), default=1)
+    explain = program.explain or _unexplained
+    return Plan(problem, words(code), program.scratch_bytes, explain, implementation, parts, program.tables)
 
 
 def _unexplained(position: int, value: int) -> Exception:

@@ -171,7 +171,7 @@ def _keyed_plan(key: tuple[int, ...], following: int) -> KeyedPlan:
     plan = called.plan(shapes[: len(called.given)], shapes[len(called.given) :])
     operands = [*called.operator.arrays, *called.operator.results]
     places = words(operands.index(name) for name in (*called.given, *called.results))
-    sizes = words(math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.results)
+    sizes = words(math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.problem.results.values())
     own = Buffers(len(operands), ctypes.addressof(places), ctypes.addressof(sizes) if called.is_part else 0)
     made = KeyedPlan(plan, key, own, following, places, sizes)
     _by_address[made.address] = called, made

@@ -51,18 +51,7 @@ def plan_on_device(op: Operator, specs: Sequence[Spec | None], attributes: Attri
     def explain(number: int, status: int) -> Exception:
         return _launch_error(op.name, found[number][0], status)
 
-    return Plan(
-        op,
-        tuple(problem.results.values()),
-        problem.copies,
-        program.scratch_bytes,
-        1,
-        words(code),
-        explain,
-        program.regime,
-        problem.bytes,
-        (),
-    )
+    return Plan(problem, words(code), program.scratch_bytes, explain, program.regime)
 
 
 def this_device() -> Device:

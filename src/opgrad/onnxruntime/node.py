@@ -298,7 +298,7 @@ class RuntimeNode:
 
     def _outputs(self, plan: Plan) -> tuple[Outputs, Any, Any, Any]:
         """What `compute` knows of a plan's outputs, and the blocks to which it points."""
-        first, results = len(self.operator.arrays), dict(zip(self.operator.results, plan.results, strict=True))
+        first, results = len(self.operator.arrays), plan.problem.results
         wanted, spare = [], _aligned(plan.scratch_bytes) if self.overload.on_device else 0
         for port in self.outputs:
             if port.operand == FLAG:
@@ -306,7 +306,7 @@ class RuntimeNode:
             elif port.operand in COPIES:
                 shape = results[port.parameter].shape
             else:
-                shape = plan.results[port.operand - first].shape
+                shape = [*results.values()][port.operand - first].shape
             wanted += [*Output(port.operand, len(shape)).words, *shape]
         lacking = []
         for operand, (name, result) in enumerate(results.items(), first):
