@@ -12,7 +12,7 @@ from planned import softmax_plan
 from subprocesses import run_python
 
 import opgrad
-from opgrad.call import arrays, calls
+from opgrad.call import arrays
 from opgrad.cpu.compiler import sources
 from opgrad.cpu.compiler.decorators import native
 from opgrad.cpu.compiler.words import Structure, at, atomic_add, behind, load_word, place, several, structure
@@ -146,17 +146,6 @@ def test_a_kernel_with_more_arguments_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(plan_words, "MAX_ARGUMENTS", 5)
     with pytest.raises(RuntimeError, match=r"a kernel takes \d+ words of arguments, expected at most 5"):
         softmax_plan((3, 7), "float32")
-
-
-@pytest.mark.skipif(not abi.SUPPORTED, reason="this Python has no native calls")
-@pytest.mark.parametrize("room", [1, 2])
-def test_a_record_with_more_numbers_than_there_is_room_for(room, monkeypatch):
-    monkeypatch.setattr(calls, "MOST_NUMBERS", room)
-    softmax = arrays.dispatcher(operators()["softmax"])
-    given = {"dropout": opgrad.Dropout(0.5, seed=3, offset=4)}
-    for _ in range(3):
-        np.testing.assert_array_equal(softmax(X, **given), opgrad.softmax(X, **given))
-    assert is_native(softmax, X, **given) == (room == 2)
 
 
 @structure

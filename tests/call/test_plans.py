@@ -245,7 +245,11 @@ def test_arrays_of_attributes_may_change(x, rng):
 
 
 def test_seeds_are_those_of_dropout(x):
-    plan, y = softmax_plan(SHAPE, "float32", dropout=Dropout(0.5)), np.zeros_like(x)
+    dropout = Dropout(0.5, seed=5)
+    plan, y = softmax_plan(SHAPE, "float32", dropout=dropout), np.zeros_like(x)
+    dropout.seed = 6  # which the plan does not see
+    plan(x, out=y)
+    assert bits(y) == bits(opgrad.softmax(x, dropout=Dropout(0.5, seed=5)))
     for seed in (-1, 2**64 - 1, 2**63, np.int32(7)):
         plan(x, out=y, seed=seed, offset=seed)
         assert bits(y) == bits(opgrad.softmax(x, dropout=Dropout(0.5, seed, seed)))

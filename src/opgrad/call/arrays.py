@@ -297,18 +297,15 @@ def dispatcher(op: Operator) -> Callable[..., Any]:
 def _as_called(op: Operator, answered: Answered, called: Mapping[str, Any]) -> Answered:
     """The same answer with its operands as the call gave them, so that an entry can find them among the arguments.
 
-    A view that repeats an array is replaced by the array, and an array made from a record's numbers by the record. An
-    array made from a plain number is kept, since every call of this signature has the same number. called: the call's
-    arguments by name.
+    A view that repeats an array is replaced by the array. An array made from a plain number is kept, since every call
+    of this signature has the same number. called: the call's arguments by name.
     """
     sources: dict[str, Any] = {}
     owners.over_arrays(op, called, sources.setdefault)
-    operands, kept, numbers = list(answered.operands), [*answered.kept], op.general.numbers if op.general else {}
+    operands, kept = list(answered.operands), [*answered.kept]
     for place, name in enumerate(answered.by.op.arrays):
         operand, source = operands[place], sources.get(name)
-        if name in numbers:
-            operands[place] = called[numbers[name]]
-        elif (
+        if (
             type(source) is np.ndarray
             and type(operand) is np.ndarray
             and (operand.ctypes.data, operand.dtype) == (source.ctypes.data, source.dtype)

@@ -52,7 +52,6 @@ class Functions(Structure):
     PyList_SetItem: int
     PyObject_GetAttr: int
     PyDict_GetItem: int
-    PyLong_AsLongLong: int
     new_array: int
     array: int
     run: int
@@ -100,7 +99,7 @@ class Layout(Structure):
     sizes: int
 
 
-OBJECT, FLOAT, EQUAL, TUPLE, LIST, SAME, ARRAY, TENSOR, RECORD, INTEGER = range(10)
+OBJECT, FLOAT, EQUAL, TUPLE, LIST, SAME, ARRAY, TENSOR, RECORD = range(9)
 
 
 @structure
@@ -108,8 +107,8 @@ class Value(Structure):
     """What one value of a call must be. Which fields count depends on its kind.
 
     An OBJECT is one itself, and EQUAL to one is a value of its type. A FLOAT has its bits. A TUPLE and a LIST have a
-    length. A value that is the SAME as one before is where that is. A RECORD is an object with slots. An INTEGER may be
-    any. An ARRAY and a TENSOR have a layout.
+    length. A value that is the SAME as one before is where that is. A RECORD is an object with slots. An ARRAY
+    and a TENSOR have a layout.
     """
 
     container: int  # where it lies in the call: the number of a container, and the index in it
@@ -184,9 +183,8 @@ def fits(functions: Functions, torch: int, found: int, value: Value, items: int)
         return _is_sequence(found, value, items)
     if kind == SAME:
         return found == load_word(load_word(items, value.other_container), value.other_index)
-    if kind in (RECORD, INTEGER):
-        if kind == RECORD:
-            store_word(items, value.inside, found + abi.FIELDS)
+    if kind == RECORD:
+        store_word(items, value.inside, found + abi.FIELDS)
         return load_word(found + abi.TYPE, 0) == value.type
     return _is_number(functions, found, value)
 
@@ -303,7 +301,6 @@ def new_tensor(torch: Torch, layout: Layout) -> int:
 SLOTS: Final = 16  # most entries of a function
 CONTAINERS: Final = 16  # most containers of one call: its arguments, and the sequences and records among them
 TABLES: Final = 3  # tables with a word for each operand: the addresses of elements, the objects, the results
-MOST_NUMBERS: Final = 2
 NONE = -1
 
 
@@ -347,15 +344,14 @@ class Entry(Structure):
     order: int
 
 
-LEFT_OUT, ARGUMENT, NEW, KEPT, NUMBERS = range(5)
+LEFT_OUT, ARGUMENT, NEW, KEPT = range(4)
 
 
 @structure
 class Operand(Structure):
     """Where an operand comes from.
 
-    An ARGUMENT stands in a container at an index. A NEW result has a layout. An object is KEPT by the entry. NUMBERS
-    are integers of a record, whose fields are a container.
+    An ARGUMENT stands in a container at an index. A NEW result has a layout. An object is KEPT by the entry.
     """
 
     source: int
@@ -363,8 +359,6 @@ class Operand(Structure):
     index: int
     object: int  # the one that is kept; of a new result the Python function that makes it, or 0 for native code
     layout: int
-    count: int  # how many integers there are, and the indices of their fields
-    places: int
 
 
 @inline
@@ -399,22 +393,7 @@ def _fits(table: Table, entry: Entry, named: int, names: int, items: int) -> boo
 
 
 @inline
-def _write_numbers(functions: Functions, items: int, operand: Operand, numbers: int) -> bool:
-    """Write the integers that stand in fields of a record; False if one of them does not fit int64."""
-    fields, fit = load_word(items, operand.container), True
-    for number in range(operand.count):
-        found = call_address(functions.PyLong_AsLongLong, load_word(fields, load_word(operand.places, number)))
-        if found == -1 and call_address(functions.PyErr_Occurred):
-            call_address(functions.PyErr_Clear)
-            fit = False
-        store_word(numbers, number, found)
-    return fit
-
-
-@inline
-def _gather(
-    functions: Functions, entry: Entry, torch: int, items: int, objects: int, operands: int, numbers: int
-) -> bool:
+def _gather(functions: Functions, entry: Entry, torch: int, items: int, objects: int, operands: int) -> bool:
     """Write each operand's object and the address of its elements, 0 if it is left out. False if an address is missing.
 
     An operand that lies in a sequence gets a reference, since another thread may change a list during the call.
@@ -429,8 +408,6 @@ def _gather(
                 call_address(functions.Py_IncRef, found)
         elif operand.source == KEPT:
             found = operand.object
-        elif operand.source == NUMBERS:
-            address, lies = numbers, lies & _write_numbers(functions, items, operand, numbers)
         if found:
             address = data_of(torch, found)
             lies &= address != 0
@@ -527,9 +504,8 @@ def _run_plan(functions: Functions, entry: Entry, torch: int, items: int, team: 
         if tables == 0:
             return 0
     operands, objects, results = tables, tables + 8 * count, tables + 16 * count
-    numbers = stack_words(MOST_NUMBERS)
     answer, made = 0, 0
-    if _gather(functions, entry, torch, items, objects, operands, numbers):
+    if _gather(functions, entry, torch, items, objects, operands):
         made = _write_results(functions, entry, torch, objects, operands, results)
         status = OVERLAP
         if made == entry.results:

@@ -89,7 +89,7 @@ class Answered:
 
     by: the runner (`opgrad.call.arrays`) whose plan was run, or a function that was called with `operands`.
     operands: inputs and results in the plan's order, None for one that was left out. In place of a view that repeats an
-        array stands that array, and in place of an array of a record's numbers the record, as the call was given them.
+        array stands that array, as the call was given it.
     results: the operands that are returned, in order. new: whether the call allocated them.
     answer: what was returned. kept: objects other than arguments that every such call uses. watched: whether, before
         each call, the arrays' library is asked whether it must see the call.
@@ -137,9 +137,9 @@ def _layout(value: Any) -> Any:
 class _Description:
     """The description of a call that Python has answered, for native code.
 
-    places: the container and index of each array and sequence, by its id. fields_at: the container of each record's
-    fields, by the record's id. arrays: how many the call has. used: how many of them are operands. kept: what native
-    code reads, the entry among it, and objects whose addresses are compared; the list owns their memory.
+    places: the container and index of each array and sequence, by its id. arrays: how many the call has. used: how many
+    of them are operands. kept: what native code reads, the entry among it, and objects whose addresses are compared;
+    the list owns their memory.
     """
 
     def __init__(self, answered: Answered, args: Sequence[Any], kwargs: Mapping[str, Any]):
@@ -147,7 +147,6 @@ class _Description:
         self.tensors, self.flat, self.plan = tensors, flattened(self.values), getattr(answered.by, "plan", None)
         self.is_torch = any(type(each) in tensors.kinds for each in self.flat)
         self.places: dict[int, tuple[int, int]] = {}
-        self.fields_at: dict[int, int] = {}
         self.described: list[Value] = []
         self.kept: list[Any] = [answered.by, self.plan, answered.kept]
         self.containers, self.arrays, self.used = 1, 0, 0
@@ -168,9 +167,7 @@ class _Description:
                 self._describe(item, made.inside, place)
         elif made.kind == calls.RECORD:
             for place, name in enumerate(fields(type(value))):
-                if name in RECORDS[type(value)]:
-                    self.described.append(Value(made.inside, place, calls.INTEGER, type=id(int)))
-                else:
+                if name not in RECORDS[type(value)]:
                     self._describe(getattr(value, name, None), made.inside, place)
 
     def _expected(self, value: Any, container: int, index: int) -> Mapping[str, int]:
@@ -181,8 +178,7 @@ class _Description:
             names = fields(kind)
             if abi.words(id(value) + abi.FIELDS, len(names)) != [id(getattr(value, name, None)) for name in names]:
                 raise NotNative  # its layout in memory is not the one that native code reads
-            self.fields_at[id(value)] = inside = self._new_container()
-            return {"kind": calls.RECORD, "type": id(kind), "inside": inside}
+            return {"kind": calls.RECORD, "type": id(kind), "inside": self._new_container()}
         is_tensor = kind in self.tensors.kinds
         if kind is not np.ndarray and not is_tensor:
             return self._number(value)
@@ -319,14 +315,6 @@ class _Description:
             empty = self.tensors.empty if self.is_torch else np.empty
             is_empty = isinstance(make, functools.partial) and make.func is empty  # as native code makes it, too
             return calls.Operand(calls.NEW, object=0 if is_empty else id(make), layout=self._layout(operand))
-        if by_plan and id(operand) in self.fields_at:
-            # An operand that holds a record's numbers.
-            kind = type(operand)
-            places = [fields(kind).index(name) for name in RECORDS[kind]]
-            if len(places) > calls.MOST_NUMBERS:
-                raise NotNative
-            fields_at, numbers = self.fields_at[id(operand)], self.at(words(places))
-            return calls.Operand(calls.NUMBERS, fields_at, count=len(places), places=numbers)
         if id(operand) in self.places:
             self.used += 1
             return calls.Operand(calls.ARGUMENT, *self.places[id(operand)])

@@ -15,7 +15,6 @@ import numpy as np
 from opgrad.call import arrays, owners
 from opgrad.call.entries import Answered, Entries
 from opgrad.contract import Array, Operator, Shape
-from opgrad.contract.declaration import HOST
 from opgrad.cpu.runtime.abi import SUPPORTED, Function, native_type
 from opgrad.ops import public_operators
 from opgrad.ops.reference.dropout import Dropout
@@ -113,8 +112,8 @@ class PlannedCall(Function):
             planned: Any = self._bound.get(STATE)
             if planned is None:
                 raise ValueError(f"{self._op.name}: seed is given, but no dropout is planned")
-            words = Dropout(0.0, planned[0] if seed is None else seed, planned[1] if offset is None else offset)
-            replaced[STATE] = HOST.state(words.seed, words.offset, planned)
+            new = Dropout(0.0, planned[0] if seed is None else seed, planned[1] if offset is None else offset)
+            replaced[STATE] = new.words
         return replaced
 
     def _as_planned(self, name: str, array: Any, shape: Shape) -> Array:

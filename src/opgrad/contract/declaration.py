@@ -40,8 +40,8 @@ class Arrays(Protocol):
 
         Raises ValueError if the array has another shape."""
 
-    def state(self, seed: int, offset: int, like: Any) -> Any:
-        """Seed and offset as an int64 array on the device of `like`, for which the call does not wait."""
+    def state(self, words: Array, like: Any) -> Any:
+        """Seed and offset, int64 numbers of NumPy's, on the device of `like`, for which the call does not wait."""
 
     def total(self, array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:
         """The sum over these axes (none: the array), in float64, rounded to this dtype and in this shape."""
@@ -88,8 +88,8 @@ class Host:
         return found if found.shape == shape else np.broadcast_to(found, shape)
 
     @staticmethod
-    def state(seed: int, offset: int, like: Any) -> Array:
-        return np.array((seed, offset), np.int64)
+    def state(words: Array, like: Any) -> Array:
+        return words
 
     @staticmethod
     def total(array: Array, axes: tuple[int, ...], shape: Shape, dtype: str) -> Array:
@@ -216,14 +216,12 @@ class General:
     computes the call, and the arguments by that operator's names. For a plain call both are as given.
     over_arrays: calls change(name, array) for each array among the keywords, under the name of the input that it
     becomes, and returns the arguments with the results in place of the arrays; by default there are none.
-    numbers: for inputs that hold the numbers of a record (see `RECORDS`), the keyword that has it.
     by_keywords: whether a call without these keywords, of arrays of one declared dtype, is known as plain by that.
     """
 
     keywords: tuple[str, ...]
     expand: Callable[["Operator", dict[str, Any], Arrays], tuple["Operator", dict[str, Any]]]
     over_arrays: Callable[[Mapping[str, Any], Callable[[str, Any], Any]], Mapping[str, Any]] = lambda given, _: given
-    numbers: Mapping[str, str] = field(default_factory=dict)
     by_keywords: bool = False
 
 

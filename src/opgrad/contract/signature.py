@@ -294,16 +294,15 @@ PLAIN: set[type] = {bool, int, float, str, type(None)} | {
     np.dtype(code).type for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"
 }
 
-# Types of values that change, all of whose fields are slots; for each the fields that hold int64 numbers and are no
-# part of a plan.
+# Types of values that change, all of whose fields are slots; for each the fields that are no part of a plan.
 RECORDS: dict[type, tuple[str, ...]] = {}
 
 
-def record(*numbers: str) -> Callable[[type[T]], type[T]]:
-    """Declare a class with slots whose objects are values of attributes; `numbers`: see RECORDS."""
+def record(*apart: str) -> Callable[[type[T]], type[T]]:
+    """Declare a class with slots whose objects are values of attributes; `apart`: see RECORDS."""
 
     def declare(kind: type[T]) -> type[T]:
-        RECORDS[kind] = numbers
+        RECORDS[kind] = apart
         return kind
 
     return declare

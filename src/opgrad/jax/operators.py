@@ -426,8 +426,8 @@ class _JaxLibrary:
         found = jnp.asarray(array, jnp.result_type(float)) if number else jnp.asarray(array)
         return found if found.shape == shape else jnp.broadcast_to(found, shape)
 
-    def state(self, seed: int, offset: int, like: Any) -> Any:
-        return jnp.asarray(np.array((seed, offset), np.int64).view(np.int32))  # as JAX has no int64 by itself
+    def state(self, words: np.ndarray[Any, Any], like: Any) -> Any:
+        return jnp.array(words.view(np.int32))  # as JAX has no int64 by itself
 
     def total(self, array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:
         summed = array.astype(jnp.result_type(float)).sum(axes).reshape(shape) if axes else array

@@ -11,7 +11,7 @@ import numpy as np
 
 from opgrad.call import arrays, owners
 from opgrad.call.libraries.device import Runners
-from opgrad.contract import DTYPES, FLOAT8, Operator, Shape, Spec, normalise
+from opgrad.contract import DTYPES, FLOAT8, Array, Operator, Shape, Spec, normalise
 from opgrad.contract.arrangement import contiguous, memory_order
 from opgrad.contract.declaration import HOST, NUMBERS, Arrays
 from opgrad.cuda import ALIGNMENT
@@ -152,9 +152,9 @@ def broadcast(array: Any, shape: Shape, like: Any) -> Any:
     return cupy.broadcast_to(array, shape)
 
 
-def state(seed: int, offset: int, like: Any) -> Any:
+def state(words: Array, like: Any) -> Any:
     """The two as int64 on the current device; CuPy copies them from pinned memory, without waiting."""
-    return cupy.array((seed, offset), np.int64)
+    return cupy.array(words)
 
 
 def total(array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:

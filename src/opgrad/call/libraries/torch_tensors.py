@@ -343,8 +343,9 @@ def broadcast(array: Any, shape: Shape, like: torch.Tensor) -> Any:
         raise ValueError(str(error)) from None
 
 
-def state(seed: int, offset: int, like: torch.Tensor) -> torch.Tensor:
+def state(words: Array, like: torch.Tensor) -> torch.Tensor:
     """The two as int64 beside `like`; the device fills them in, since a copy from the host would wait."""
+    seed, offset = words.tolist()
     pair = torch.full((2,), seed, dtype=torch.int64, device=like.device)
     pair[1:].fill_(offset)
     return pair

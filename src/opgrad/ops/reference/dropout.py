@@ -9,7 +9,7 @@ whose subsequence, there a thread, is the upper half.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import floor, prod
 from typing import Any, ClassVar
 
@@ -104,11 +104,16 @@ class Dropout:
     seed: int = 0
     offset: int = 0
     mask: bool = False
+    # Seed and offset as kernels read them: another array for others, so that a call that runs keeps its own. Native
+    # code finds it in the object.
+    words: NDArray[np.int64] = field(init=False, repr=False)
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # seeds change: no key of a plan
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, _CHECKS[name](value) if name in _CHECKS else value)
+        if name in ("seed", "offset"):
+            self.words = np.array((self.seed, getattr(self, "offset", 0)), np.int64)
 
 
 def _probability(value: Any) -> float:

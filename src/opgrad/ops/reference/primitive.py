@@ -254,7 +254,7 @@ def _put_together(
     if given.get("where") is not None:
         values["where"] = _broadcast(op, library, "where", given["where"], like, values[first])
     if dropout is not None:
-        values[STATE] = library.state(dropout.seed, dropout.offset, values[first])
+        values[STATE] = library.state(dropout.words, values[first])
         values["dropout"] = dropout.probability
     for number, each in enumerate(chain):
         names = operand_names(number, each)
@@ -317,5 +317,5 @@ def _dtype_of_out(op: Operator, library: Arrays, out: Any, allowed: tuple[str, .
     return dtype
 
 
-SOFTMAX = General(FORWARD, expand_forward, over_arrays, {STATE: "dropout"}, by_keywords=True)
-SOFTMAX_GRAD = General(GRADIENT, expand_gradient, over_arrays, {STATE: "dropout"}, by_keywords=True)
+SOFTMAX = General(FORWARD, expand_forward, over_arrays, by_keywords=True)
+SOFTMAX_GRAD = General(GRADIENT, expand_gradient, over_arrays, by_keywords=True)
