@@ -23,7 +23,7 @@ from opgrad.training.files.dataset import TensorSpec
 from opgrad.training.files.tensor_values import Fed, Held, inputs_of_all
 from opgrad.training.make.blocks import ModelAccessor
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
-from opgrad.training.make.selection import Candidates, torn_layers, torn_note, turned_note
+from opgrad.training.make.selection import Candidates, shared_note, torn_layers, torn_note, turned_note
 from opgrad.training.make.tensors import matching
 from opgrad.tune.caches import PLACES, STARTS, packed_rows
 from opgrad.tune.language_model import LanguageModel, use_tiles
@@ -214,13 +214,16 @@ def prepare(
     if pack:
         model = packed_rows(model, str(folder))
         more |= {STARTS: TensorSpec(STARTS, np.dtype(np.int64), (1, "bounds")), PLACES: tokens_spec(PLACES)}
-    weights, torn, notes = list[str](), list(without_adapters(base, adapters)), list(experts_note(base, adapters))
+    weights, notes = list[str](), [*experts_note(base, adapters)]
+    notes += [torn_note(*each) for each in without_adapters(base, adapters)]
     if patterns := [*train, *task.trained(base)]:
         candidates = Candidates(model, base.values)
         named, matched = matching("train", patterns, candidates.tensors, candidates.weights, candidates.modules)
         weights = list(dict.fromkeys([*named, *matched]))
-        torn = [*torn_layers(candidates, matched, weights), *torn]
+        if shared := {name: layers for name, layers in candidates.shared.items() if name in weights}:
+            notes.append(shared_note(shared, "trained", "let these differ before the export"))
         notes += [turned_note(*each).partition(";")[0] for each in candidates.turned(weights)]
+        notes += [torn_note(*each) for each in torn_layers(candidates, matched, weights)]
     names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained, inputs = task.with_loss(replace(base, model=model), weights, form, plain)
     room, chosen = cuts if isinstance(cuts, Room) else None, None
@@ -238,7 +241,7 @@ def prepare(
     specs = [inputs[each.name] for each in trained.model.graph.input if each.name in inputs]
     artifacts = models.artifact_set(folder, rule, specs)
     files = {name: place for name, each in artifacts.constants.items() if (place := base.file_of(each)) is not None}
-    return Setting(replace(artifacts, files=files), (*notes, *(torn_note(*each) for each in torn)), chosen)
+    return Setting(replace(artifacts, files=files), tuple(notes), chosen)
 
 
 def _widen(model: onnx.ModelProto, weights: Sequence[str], values: Mapping[str, Held]) -> dict[str, Held]:

@@ -362,6 +362,16 @@ def renamed_product():
     return model, (f"{q}.bias", "val_7")
 
 
+def test_weights_that_layers_share_are_told(tmp_path):
+    model, name = make_model(SIZE), "model.layers.0.input_layernorm.weight"
+    for node in model.graph.node:
+        node.input[:] = [name if each == "model.layers.1.input_layernorm.weight" else each for each in node.input]
+    onnx.save(model, tmp_path / "model.onnx")
+    (note,) = Tuner(tmp_path / "model.onnx", train="*").adapted.setting().notes
+    assert note.startswith(f"1 tensor read by several layers, trained as one: {name!r} by ")
+    assert Tuner(tmp_path / "model.onnx", train="*down_proj*").adapted.setting().notes == ()
+
+
 def test_layers_that_a_pattern_takes_by_their_biases_alone_are_told(tmp_path):
     model, torn = renamed_product()
     onnx.save(model, tmp_path / "model.onnx")

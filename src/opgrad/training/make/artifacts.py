@@ -49,7 +49,7 @@ from opgrad.training.make.blocks import (
 from opgrad.training.make.checks import listed, quantity, refused_inputs, refused_types
 from opgrad.training.make.models import FLOAT32, TrainingModels, training_models
 from opgrad.training.make.outputs import cut_maps, cut_note
-from opgrad.training.make.selection import MOST_SHARED, Candidates, Selection, select, torn_note, turned_note
+from opgrad.training.make.selection import Candidates, Selection, select
 from opgrad.training.make.tensors import part_statistics
 from opgrad.training.make.tensors import untie as copy_shared
 from opgrad.training.make.trainability import softmax_before_loss
@@ -429,18 +429,7 @@ def _notes(made: Made) -> Iterator[str]:
     nodes = [(node.op_type, attributes_of(node)) for node in all_nodes(made.models.training.graph.node)]
     if any(op == "Dropout" or each.get("dropout") for op, each in nodes):  # or attention that it has become part of
         yield "Dropout with training_mode drops values in every step, as the model was exported to train"
-    if shared := made.selection.shared:
-        described = [f"{name!r} by {listed(layers, 3)}" for name, layers in list(shared.items())[:MOST_SHARED]]
-        more = [f"{len(shared) - MOST_SHARED} more tensors"] if len(shared) > MOST_SHARED else []
-        yield (
-            f"{quantity(len(shared), 'tensor')} read by several layers, trained or frozen as one: "
-            f"{'; '.join([*described, *more])}; untie them if only their first values are the same"
-        )
-    yield from (turned_note(*each) for each in made.selection.turned[:MOST_SHARED])
-    for bias, weight in made.selection.torn:
-        yield torn_note(bias, weight)
-    if untrained := made.selection.untrained:
-        yield f"not trained unless named: {listed(untrained)}; nothing tells whether constants like these were learned"
+    yield from made.selection.notes()
     held = {each.name for each in made.models.trainable}
     if given := [name for name in made.selection.trainable if name not in held]:
         yield (

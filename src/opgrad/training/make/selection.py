@@ -274,6 +274,16 @@ class Selection:
     untrained: tuple[str, ...] = ()
     turned: tuple[tuple[str, str], ...] = ()
 
+    def notes(self) -> Iterator[str]:
+        """What is probably a mistake."""
+        if self.shared:
+            yield shared_note(self.shared, "trained or frozen", "untie them")
+        yield from (turned_note(*each) for each in self.turned[:MOST_SHARED])
+        yield from (torn_note(*each) for each in self.torn)
+        if self.untrained:
+            named = listed(self.untrained)
+            yield f"not trained unless named: {named}; nothing tells whether constants like these were learned"
+
 
 class Candidates:
     """The tensors of a model that could be parameters; the model has no loss yet, whose tensors are constants.
@@ -611,6 +621,16 @@ def torn_note(bias: str, weight: str) -> str:
     return (
         f"a pattern takes {bias!r} and not {weight!r}, the weight of the same layer, whose name tells nothing of the "
         "layer; name it, too"
+    )
+
+
+def shared_note(shared: Mapping[str, Sequence[str]], fate: str, remedy: str) -> str:
+    """The note about weights that several layers read. fate: of all of them. remedy: what a user can do."""
+    described = [f"{name!r} by {listed(layers, 3)}" for name, layers in list(shared.items())[:MOST_SHARED]]
+    more = [f"{len(shared) - MOST_SHARED} more tensors"] if len(shared) > MOST_SHARED else []
+    return (
+        f"{quantity(len(shared), 'tensor')} read by several layers, {fate} as one: {'; '.join([*described, *more])}; "
+        f"{remedy} if only their first values are the same"
     )
 
 
