@@ -107,8 +107,10 @@ ANCHORS = ("anchor", "query", "question", "sentence1", "title", "premise")
 POSITIVES = ("positive", "pos", "passage", "document", "answer", "response", "sentence2", "abstract", "text", "body")
 NEGATIVES = ("negative", "neg")  # the beginnings of their names; a value may be a list
 RANKS = (1, 10)
-TEXTS = "texts/"  # before the names of the encoder of other texts than the anchors
+LONG = "long/"  # before the names of the encoder of a batch's longer texts
 VECTORS = "vectors"  # the value of the graph with them
+ORDER = "order"  # an input: for each text, anchors first, the index of its vector among those of both encoders
+NUMBERS = {encoder.LABELS: ("pairs",), ORDER: ("texts",)}
 OPSET = 17  # of the graph of the loss alone
 
 
@@ -192,16 +194,17 @@ class Embed(encoder.EncoderTask):
             finish(model, body.node("Mul", *factors).sum(keepdims=False), LOSS, [])
             inputs[GRADIENT] = TensorSpec(GRADIENT, np.dtype(np.float32), ("batch", base.width or "width"))
         else:
-            add_texts(model)
+            add_long(model)
             add_contrast(model, self.sizes, self.temperature)
-            texts = {f"{TEXTS}{name}": each.dtype for name, each in inputs.items()}
-            inputs |= {name: TensorSpec(name, dtype, ("texts", "text_length")) for name, dtype in texts.items()}
+            dtypes = {f"{LONG}{name}": each.dtype for name, each in inputs.items()}
+            inputs |= {name: TensorSpec(name, dtype, ("long", "long_length")) for name, dtype in dtypes.items()}
+            inputs |= {name: TensorSpec(name, np.dtype(np.int64), axes) for name, axes in NUMBERS.items()}
         return replace(base, model=model, loss=LOSS), inputs
 
     def ends_of_layers(self, layers: Sequence[str], model: onnx.ModelProto) -> Sequence[str]:
         """Those of both encoders."""
         made = {name for node in model.graph.node for name in node.output}
-        return [*layers, *(name for each in layers if (name := f"{TEXTS}{each}") in made)]
+        return [*layers, *(name for each in layers if (name := f"{LONG}{each}") in made)]
 
     def trainer(self, model: TaskModel) -> Callable[..., Trainer]:
         """What makes a trainer: with chunks one that has the loss of whole batches."""
@@ -236,19 +239,25 @@ class Pairs(encoder.TextData):
     chunk: int = 0
 
     def shape(self) -> tuple[int, int]:
-        """Those of a chunk, or of the texts of a batch that are not its anchors."""
+        """Those of a chunk, or of half of the texts of a batch."""
         rows, length = super().shape()
-        return min(rows, self.chunk or rows - self.batch_size), length
+        return min(rows, self.chunk or -(-rows // 2)), length
 
     def arrays(self, rows: np.ndarray) -> Dataset:
-        """The arrays of some rows: without chunks, anchors and texts apart, each padded to the longest of its own."""
+        """The arrays of some rows: without chunks short and long texts apart, each padded to the longest of its own.
+
+        They are parted where the least padding is needed.
+        """
         if self.chunk:
             return super().arrays(rows)
-        columns = [self.column(place, rows) for place in range(len(self.examples.texts[0]))]
-        given = self.inputs, self.tokens, self.pad
-        texts = encoder.padded_texts([text for column in columns[1:] for text in column], *given)
-        apart = {f"{TEXTS}{name}": array for name, array in texts.items()}
-        return Dataset({**encoder.padded_texts(columns[0], *given), **apart})
+        texts = [text for place in range(len(self.examples.texts[0])) for text in self.column(place, rows)]
+        lengths = np.array([padded(each.shape[1]) for each in texts])
+        order, count = np.argsort(lengths, kind="stable"), np.arange(1, len(texts))
+        short = 1 + int(np.argmin(count * lengths[order[:-1]] + count[::-1] * lengths[order[-1]]))
+        apart = ([texts[number] for number in part] for part in (order[:short], order[short:]))
+        first, last = (encoder.padded_texts(part, self.inputs, self.tokens, self.pad) for part in apart)
+        long = {f"{LONG}{name}": array for name, array in last.items()}
+        return Dataset({encoder.LABELS: self.targets(rows), ORDER: np.argsort(order), **first, **long})
 
     def targets(self, rows: np.ndarray) -> np.ndarray:
         return np.arange(len(rows))
@@ -276,39 +285,37 @@ def retrieved(lists: Sequence[tuple[np.ndarray, int]]) -> dict[str, float]:
     return {name: float(value) for name, value in zip(names, np.mean(found, axis=0), strict=True)}
 
 
-def add_texts(model: onnx.ModelProto) -> None:
-    """Add the encoder once more, with the same weights, for other texts than the anchors, which may be longer."""
+def add_long(model: onnx.ModelProto) -> None:
+    """Add the encoder once more, with the same weights, for longer texts."""
     graph, held = model.graph, {each.name for each in model.graph.initializer}
     own = [each.name for each in graph.input if each.name not in held and each.name != DRAW]
-    names = {name: f"{TEXTS}{name}" for name in [*own, *(each for node in graph.node for each in node.output if each)]}
+    names = {name: f"{LONG}{name}" for name in [*own, *(each for node in graph.node for each in node.output if each)]}
     for value in [each for each in graph.input if each.name in own]:
         kind = value.type.tensor_type.elem_type
-        graph.input.append(helper.make_tensor_value_info(names[value.name], kind, ["texts", "text_length"]))
+        graph.input.append(helper.make_tensor_value_info(names[value.name], kind, ["long", "long_length"]))
     for node in list(graph.node):
         added = graph.node.add()
         added.CopyFrom(node)
-        added.name = f"{TEXTS}{node.name}" if node.name else ""
+        added.name = f"{LONG}{node.name}" if node.name else ""
         rename(added, names)
 
 
 def add_contrast(model: onnx.ModelProto, sizes: Collection[int], temperature: float) -> None:
     """Give a graph of vectors of length 1 the loss as its only output. sizes: of prefixes.
 
-    Vectors of texts are those of `add_texts`, first of those that belong to the anchors; else they stand behind those
-    of the anchors, of which there are as many as of the labels, an input then.
+    The vectors, in ORDER those of both encoders of `add_long`, are first the anchors', of which there are as many as of
+    the labels, an input, then those of the texts that belong to them, and the others.
     """
-    apart = any(f"{TEXTS}{VECTORS}" in node.output for node in model.graph.node)
+    apart = any(f"{LONG}{VECTORS}" in node.output for node in model.graph.node)
     body = GraphBody(opset_of(model), names_in(model.graph))
     body.scope("loss")
-    whole, labels, losses = Value(body, VECTORS, TensorProto.FLOAT), Value(body, encoder.LABELS, TensorProto.INT64), []
+    whole, labels = Value(body, VECTORS, TensorProto.FLOAT), Value(body, encoder.LABELS, TensorProto.INT64)
+    for name in NUMBERS if apart else (encoder.LABELS,):
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, NUMBERS[name]))
     if apart:
-        parts, labels = (
-            [whole, Value(body, f"{TEXTS}{VECTORS}", TensorProto.FLOAT)],
-            body.range(whole.shape(0, 1).scalar()),
-        )
-    else:
-        model.graph.input.append(helper.make_tensor_value_info(encoder.LABELS, TensorProto.INT64, ["pairs"]))
-        parts = [whole.slice(0, labels.shape()), whole.slice(labels.shape(), LAST)]
+        both = body.node("Concat", whole, Value(body, f"{LONG}{VECTORS}", TensorProto.FLOAT), axis=0)
+        whole = body.node("Gather", both, Value(body, ORDER, TensorProto.INT64))
+    parts, losses = (whole.slice(0, labels.shape()), whole.slice(labels.shape(), LAST)), []
     for size in sizes or (0,):
         anchors, texts = (encoder.unit(each.slice(0, size, axis=1)) if size else each for each in parts)
         scores = body.node("MatMul", anchors, texts.transpose(1, 0)) / temperature
