@@ -27,6 +27,7 @@ from opgrad.ops import graph_operators, operators
 RESULTS = Path("bench/results")
 LOOPS = Path("bench/loops.json")  # what `python tools/loop_costs` counted
 TUNING = Path("bench/tuning.json")  # what `python tools/tune_table.py` measured
+EMBEDDING = Path("bench/embedding.json")  # what `python tools/embed_table.py` measured
 CUDA_REGIMES = Path("bench/cuda-regimes.jsonl")  # the fastest of what `tools/gpu/regimes.py` measured
 HISTORY = Path("bench/history")  # a folder for each release, with the results as they were then
 PLOT = Path("docs/explain/benchmark.png")
@@ -349,6 +350,13 @@ def tuning(root: Path, _: Path) -> str:
     return table(json.loads((root / TUNING).read_text(encoding="utf-8")))
 
 
+def embedding(root: Path, _: Path) -> str:
+    """How fast an embedding model trains, beside sentence-transformers."""
+    from embed_table import table
+
+    return table(json.loads((root / EMBEDDING).read_text(encoding="utf-8")))
+
+
 def cuda_speed(root: Path, _: Path) -> str:
     """One sentence about the newest result on CUDA."""
     from bench.figures import figures
@@ -413,6 +421,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "headlines": headlines,
     "speed": speed,
     "tuning": tuning,
+    "embedding": embedding,
     "cuda-speed": cuda_speed,
 }
 
