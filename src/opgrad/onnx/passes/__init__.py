@@ -16,8 +16,7 @@ from opgrad.onnx.graph.subgraphs import in_bodies
 from opgrad.onnx.passes.patterns import (
     fuse_cross_entropy,
     fuse_gelu,
-    fuse_layer_normalization,
-    fuse_rms_normalization,
+    fuse_normalization,
     fuse_swish,
 )
 from opgrad.onnx.passes.removal import (
@@ -44,8 +43,7 @@ CLEANING: tuple[Pass, ...] = (
     remove_dead,
 )
 FUSIONS: tuple[Pass, ...] = (
-    fuse_layer_normalization,
-    fuse_rms_normalization,
+    fuse_normalization,
     fuse_gelu,
     fuse_swish,
     fuse_cross_entropy,

@@ -60,8 +60,16 @@ def matches(graph: Graph, name: str, pattern: Pattern, bound: Bound) -> Iterator
 
 
 def operands_match(graph: Graph, node: onnx.NodeProto, patterns: Sequence[Pattern], bound: Bound) -> Iterator[Bound]:
-    """The ways in which a node's operands fit patterns: those of Add, and all factors of Mul, in any order."""
+    """The ways in which a node's operands fit patterns: those of Add, and all factors of Mul, in any order.
+
+    Means are over the last axes, all of a pattern from the same one on, which "axis" stands for.
+    """
     names = factors(graph, node) if node.op_type == "Mul" else list(node.input)
+    if node.op_type == "ReduceMean":
+        names, axis = names[:1], str(mean_axes(graph, node))
+        if axis == "None" or bound.get("axis", axis) != axis:
+            return
+        bound = {**bound, "axis": axis}
     if len(names) != len(patterns):
         return
     for order in itertools.permutations(names) if node.op_type in ("Add", "Mul") else [tuple(names)]:
@@ -69,17 +77,6 @@ def operands_match(graph: Graph, node: onnx.NodeProto, patterns: Sequence[Patter
         for name, pattern in zip(order, patterns, strict=True):
             found = [more for each in found for more in matches(graph, name, pattern, each)]
         yield from found
-
-
-def power(graph: Graph, name: str, exponent: float) -> str | None:
-    """x if the value is x ** exponent, as Pow or as a product of equal factors, and one node reads it; else None."""
-    node = graph.part(name, "Pow", "Mul")
-    if node is None:
-        return None
-    if node.op_type == "Pow":
-        return node.input[0] if is_near(graph, node.input[1], exponent) else None
-    all_of = factors(graph, node)
-    return all_of[0] if len(all_of) == exponent and len(set(all_of)) == 1 else None
 
 
 def mean_axes(graph: Graph, node: onnx.NodeProto) -> int | None:
@@ -173,7 +170,7 @@ def fuse_swish(graph: Graph, node: onnx.NodeProto) -> bool:
 LAYER_FROM, RMS_FROM = 17, 23  # the first opsets of ONNX with LayerNormalization and RMSNormalization
 RAISED_FROM = 13  # onnxruntime has them in older opsets, too, but onnx cannot convert older models that have them
 TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)  # the types that are recognized; onnxruntime has kernels for them
-UNDER_ROOT = ("Add", "variance", "epsilon")
+UNDER_ROOT = ("Add", ("ReduceMean", [("Pow", "c", 2.0), ("Mul", "c", "c")]), "epsilon")
 ROOT = [("Sqrt", UNDER_ROOT), ("Pow", UNDER_ROOT, 0.5)]
 INVERSE_ROOT = [("Reciprocal", ROOT), ("Div", 1.0, ROOT), ("Pow", UNDER_ROOT, -0.5)]
 
@@ -194,33 +191,45 @@ class NormalizedValue:
     bias: str = ""
 
 
-@at_each("Sub", "Add")
-def fuse_layer_normalization(graph: Graph, node: onnx.NodeProto) -> bool:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias becomes LayerNormalization."""
-    if not _may_have(graph, LAYER_FROM):
-        return False
+@at_each("Add", "Div", "Mul")
+def fuse_normalization(graph: Graph, node: onnx.NodeProto) -> bool:
+    """c / sqrt(mean(c * c) + epsilon) * scale becomes RMSNormalization or, for c = x - mean(x), LayerNormalization.
+
+    The former is SimplifiedLayerNormalization, as onnxruntime names it, but in a plain graph.
+    """
     if node.op_type == "Add":
-        whole = _expanded_layer(graph, node)
-        return whole is not None and _write(graph, whole, "Layer")
-    mean = graph.part(node.input[1], "ReduceMean")
-    axis = mean_axes(graph, mean) if mean is not None and mean.input[0] == node.input[0] else None
-    found = _divided(graph, node.output[0], axis) if graph.inner(node.output[0], 2) else None
-    if found is None:
-        return False
-    found = _with_scale(graph, _with_casts(graph, replace(found, x=node.input[0])))
-    addition = graph.reader(found.name, "Add") if found.scale else None
-    addend = _other(graph, addition, found) if addition is not None else ""
-    if addition is not None and addend:
-        found = replace(found, bias=addend, last=addition, name=addition.output[0])
-    return _write(graph, found, "Layer")
+        return _fuse_expanded(graph, node)
+    for found in operands_match(graph, node, ("c", ROOT if node.op_type == "Div" else INVERSE_ROOT), {}):
+        c, epsilon, means = found["c"], graph.scalar(found["epsilon"]), {"axis": found["axis"]}
+        if epsilon is None:
+            continue
+        whole = NormalizedValue(c, node.output[0], node, int(found["axis"]), epsilon)
+        off = graph.maker(c, "Sub") if graph.inner(c, 2) else None
+        for centred in operands_match(graph, off, ("x", ("ReduceMean", "x")), means) if off is not None else ():
+            if _write_layer(graph, _with_scale(graph, _with_casts(graph, replace(whole, x=centred["x"])))):
+                return True
+        if _may_have(graph, RMS_FROM) and _write(graph, _with_scale(graph, _with_casts(graph, whole)), "RMS"):
+            return True
+    return False
 
 
-@at_each("ReduceMean")
-def fuse_rms_normalization(graph: Graph, node: onnx.NodeProto) -> bool:
-    """x / sqrt(mean(x * x) + epsilon) * scale becomes SimplifiedLayerNormalization, or RMSNormalization of ONNX."""
-    x = power(graph, node.input[0], 2) if _may_have(graph, RMS_FROM) else None
-    found = _divided(graph, x, mean_axes(graph, node)) if x is not None else None
-    return found is not None and _write(graph, _with_scale(graph, _with_casts(graph, found)), "RMS")
+def _fuse_expanded(graph: Graph, node: onnx.NodeProto) -> bool:
+    """x * g + (bias - mean * g), g = scale / sqrt(variance + epsilon), as Keras has it, becomes LayerNormalization."""
+    for outer in operands_match(graph, node, (("Mul", "x", "g"), ("Sub", "bias", ("Mul", "mean", "g"))), {}):
+        x, bias, mean, g = (outer[each] for each in ("x", "bias", "mean", "g"))
+        centre, scaled = (graph.maker(name, op) for name, op in ((mean, "ReduceMean"), (g, "Mul")))
+        if centre is None or scaled is None or not graph.inner(mean, 2) or not graph.inner(g, 2):
+            continue
+        for means in operands_match(graph, centre, ("x",), {"x": x}):
+            for found in operands_match(graph, scaled, (INVERSE_ROOT, "scale"), {"axis": means["axis"]}):
+                epsilon, off = graph.scalar(found["epsilon"]), graph.part(found["c"], "Sub")
+                if epsilon is None or off is None or list(off.input) != [x, mean]:
+                    continue
+                axis, scale = int(found["axis"]), found["scale"]
+                whole = NormalizedValue(x, node.output[0], node, axis, epsilon, scale, bias)
+                if _fits(graph, bias, whole) and _fits(graph, scale, whole) and _write_layer(graph, whole):
+                    return True
+    return False
 
 
 def _may_have(graph: Graph, least: int) -> bool:
@@ -228,42 +237,14 @@ def _may_have(graph: Graph, least: int) -> bool:
     return graph.opset >= (least if graph.plain else RAISED_FROM)
 
 
-def _divided(graph: Graph, x: str, axis: int | None) -> NormalizedValue | None:
-    """x / sqrt(mean(x * x) + epsilon), if the graph computes it."""
-    for reader in graph.readers.get(x, ()) if axis is not None else ():
-        if reader.op_type not in ("Div", "Mul") or domain_of(reader):
-            continue
-        root = ROOT if reader.op_type == "Div" else INVERSE_ROOT
-        for found in operands_match(graph, reader, ("x", root), {"x": x}):
-            epsilon, squares = graph.scalar(found["epsilon"]), _squares(graph, found["variance"], axis)
-            if epsilon is not None and squares == x and axis is not None:
-                return NormalizedValue(x, reader.output[0], reader, axis, epsilon)
-    return None
-
-
-def _squares(graph: Graph, name: str, axis: int | None) -> str | None:
-    """x if a value is the mean of x * x over the axes from `axis` on; else None."""
-    node = graph.part(name, "ReduceMean")
-    return power(graph, node.input[0], 2) if node is not None and mean_axes(graph, node) == axis else None
-
-
-def _expanded_layer(graph: Graph, node: onnx.NodeProto) -> NormalizedValue | None:
-    """What a node makes that is x * g + (bias - mean * g), g = scale / sqrt(variance + epsilon), as Keras writes it."""
-    for outer in operands_match(graph, node, (("Mul", "x", "g"), ("Sub", "bias", ("Mul", "mean", "g"))), {}):
-        x, bias, mean, g = (outer[each] for each in ("x", "bias", "mean", "g"))
-        centre, scaled = (graph.maker(name, op) for name, op in ((mean, "ReduceMean"), (g, "Mul")))
-        if centre is None or scaled is None or not graph.inner(mean, 2) or not graph.inner(g, 2):
-            continue
-        axis = mean_axes(graph, centre) if centre.input[0] == x else None
-        for found in operands_match(graph, scaled, (INVERSE_ROOT, "scale"), {}) if axis is not None else ():
-            epsilon, centred = graph.scalar(found["epsilon"]), _squares(graph, found["variance"], axis)
-            off = graph.part(centred, "Sub") if centred is not None else None
-            if epsilon is None or off is None or list(off.input) != [x, mean] or axis is None:
-                continue
-            whole = NormalizedValue(x, node.output[0], node, axis, epsilon, found["scale"], bias)
-            if _fits(graph, bias, whole) and _fits(graph, whole.scale, whole):
-                return whole
-    return None
+def _write_layer(graph: Graph, found: NormalizedValue) -> bool:
+    """Write LayerNormalization, with the bias that is added behind a scale."""
+    if not _may_have(graph, LAYER_FROM):
+        return False
+    addition = graph.reader(found.name, "Add") if found.scale and not found.bias else None
+    if addition is not None and (bias := _other(graph, addition, found)):
+        found = replace(found, bias=bias, last=addition, name=addition.output[0])
+    return _write(graph, found, "Layer")
 
 
 def _with_casts(graph: Graph, found: NormalizedValue) -> NormalizedValue:
