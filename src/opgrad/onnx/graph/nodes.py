@@ -5,7 +5,8 @@ import functools
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple, TypeVar
 
 import onnx
@@ -117,21 +118,17 @@ def sorted_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """
     listed, ordered = list(nodes), []
     makers = {name: index for index, node in enumerate(listed) for name in node.output if name}
-    waiting: list[int] = []  # for each node the number of nodes that it depends on
-    followers: list[list[int]] = [[] for _ in listed]
-    for index, node in enumerate(listed):
-        before = {makers[name] for name in captured(node) if name in makers}
-        waiting.append(len(before))
-        for each in before:
-            followers[each].append(index)
-    ready = [index for index, count in enumerate(waiting) if not count]
+    before = ({makers[name] for name in captured(node) if name in makers} for node in listed)
+    sorter = TopologicalSorter(dict(enumerate(before)))
+    with suppress(CycleError):
+        sorter.prepare()
+    ready = sorted(sorter.get_ready())
     while ready:
         index = heapq.heappop(ready)
         ordered.append(listed[index])
-        for follower in followers[index]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(ready, follower)
+        sorter.done(index)
+        for following in sorter.get_ready():
+            heapq.heappush(ready, following)
     return ordered
 
 
