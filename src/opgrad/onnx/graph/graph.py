@@ -25,8 +25,7 @@ from opgrad.onnx.graph.messages import (
 from opgrad.onnx.graph.nodes import captured, names_in, needed, read_by, rename_inputs
 from opgrad.onnx.graph.sizes import Sizes, known, sizes_in
 
-LARGEST_FOLDED = 1 << 19  # the most bytes of a constant that is computed here, and of all of its inputs together
-LARGEST_IN_ALL = 1 << 26  # the most bytes of all of them, of a graph
+LARGEST_IN_ALL = 1 << 26  # the most bytes of all constants that are computed here, of a graph
 AMPLIFIED = 8  # constants that become a part of a graph have at most so many times the bytes of those that it had
 FOLDED = names_of(
     """
@@ -107,7 +106,12 @@ class Graph:
     and `reorder` change is in the message after `commit`.
     room: the bytes that constants which passes compute may still have in all, without small ones.
     kept: all names that stay.
+    most_read, most_folded: the most bytes of all inputs of a node whose result is computed here, and of that.
     """
+
+    most_read: float
+    most_folded: int
+    most_read = most_folded = 1 << 19
 
     def __init__(
         self, model: onnx.ModelProto, variable: Iterable[str] = (), keep: Iterable[str] = (), plain: bool = False,
@@ -116,7 +120,7 @@ class Graph:
         self.model, self.graph, self.plain = model, model.graph, plain
         self.opset, self.variable = opset_of(model), frozenset(variable)
         self.room = AMPLIFIED * sum(each.ByteSize() for each in self.graph.initializer)
-        self._left = LARGEST_IN_ALL
+        self._left: float = LARGEST_IN_ALL
         self._given = {each.name for each in self.graph.input}
         self.outputs = frozenset(each.name for each in self.graph.output)
         self.kept = frozenset(keep) | self._given | self.outputs
@@ -290,7 +294,11 @@ class Graph:
         if node.op_type == "Constant":
             tensor = constant_tensor(node)
             return None if tensor is None else numpy_helper.to_array(tensor)
-        return self._fold(node) if node.op_type in FOLDED else None
+        return self._fold(node) if self.folds(node) else None
+
+    def folds(self, node: onnx.NodeProto) -> bool:
+        """Whether the result of a node is computed here, if all that it reads is known."""
+        return node.op_type in FOLDED
 
     def _fold(self, node: onnx.NodeProto) -> np.ndarray | None:
         if node.op_type == "Shape":
@@ -300,14 +308,18 @@ class Graph:
             sizes = known(self.sizes(node.input[0]))
             count = math.inf if sizes is None else math.prod(sizes)
             return np.array(count, np.int64) if count <= np.iinfo(np.int64).max else None
-        found = [self.constant(name) if name else None for name in node.input]
-        shape = self.producers.get(node.input[0]) if node.op_type in ("Gather", "Slice") and found[0] is None else None
-        if shape is not None:
-            found[0] = self._shape(shape)
-        inputs = [value for value in found if value is not None]
-        if len(inputs) < len(found) or sum(value.nbytes for value in inputs) > LARGEST_FOLDED:
+        inputs, shape = list[np.ndarray](), None
+        for name in filter(None, node.input):
+            value = self.constant(name)
+            if value is None and not inputs and node.op_type in ("Gather", "Slice"):
+                shape = self.producers.get(name)
+                value = None if shape is None else self._shape(shape)
+            if value is None:
+                return None
+            inputs.append(value)
+        if sum(value.nbytes for value in inputs) > self.most_read:
             return None
-        results = evaluate(node, inputs, self.opset, min(LARGEST_FOLDED, self._left))
+        results = evaluate(node, inputs, self.opset, int(min(self.most_folded, self._left)))
         if results is None:
             return None
         if shape is not None and results[0].min(initial=0) < 0:

@@ -15,9 +15,10 @@ import onnx
 from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import ONE_AXIS_FROM, GraphBody, Value
-from opgrad.onnx.graph.graph import Graph, evaluate
-from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, domain_of
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT
 from opgrad.onnx.graph.nodes import attributes_of, naming, title
+from opgrad.onnx.graph.sizes import Sizes
 
 
 @dataclass(frozen=True)
@@ -111,48 +112,26 @@ ALL = "all"
 ALIGNMENTS = (ALL, "top_left", "bottom_right")  # in the order in which one is chosen where several hold
 
 
-class _Unknown(Exception):
-    """The value depends on more than sizes, or is large."""
+class _Trial(Graph):
+    """A graph with numbers for its named sizes, so that whatever follows from sizes is a constant."""
 
-
-class _Trial:
-    """The values of a graph that follow from sizes, with numbers for the named sizes."""
+    most_read, most_folded = math.inf, LARGEST
 
     def __init__(self, graph: Graph, more: int):
-        self.graph, self.more = graph, more
-        self.named: dict[str, int] = {}
-        self.found: dict[str, np.ndarray] = {}
+        self.__dict__ |= graph.__dict__
+        self.more, self.named, self._folded, self._left = more, dict[str, int](), {}, math.inf
 
-    def __call__(self, name: str) -> np.ndarray:
-        if name not in self.found:
-            self.found[name] = self._value(name)
-        return self.found[name]
+    def folds(self, node: onnx.NodeProto) -> bool:
+        return len(node.output) == 1
 
-    def _value(self, name: str) -> np.ndarray:
-        constant = self.graph.constant(name)
-        if constant is not None:
-            return constant
-        node = self.graph.producers.get(name)
-        if node is None or domain_of(node) or len(node.output) != 1:
-            raise _Unknown
-        if node.op_type in ("Shape", "Size"):
-            return self._sizes(node)
-        results = evaluate(node, [self(each) for each in node.input if each], self.graph.opset, LARGEST)
-        if results is None:
-            raise _Unknown
-        return results[0]
+    def sizes(self, name: str) -> Sizes | None:
+        sizes = super().sizes(name)
+        return sizes and [self._number(size) if isinstance(size, str) else size for size in sizes]
 
-    def _sizes(self, node: onnx.NodeProto) -> np.ndarray:
-        sizes, given, every = self.graph.sizes(node.input[0]), attributes_of(node), list[int]()
-        for size in [None] if sizes is None else sizes:
-            if size is None or (isinstance(size, str) and size not in self.named and len(self.named) == len(SIZES)):
-                raise _Unknown
-            if isinstance(size, str):
-                size = self.named.setdefault(size, SIZES[len(self.named) % len(SIZES)] + self.more)
-            every.append(size)
-        if node.op_type == "Size":
-            return np.array(math.prod(every), np.int64)
-        return np.array(every[given.get("start", 0) : given.get("end", len(every))], np.int64)
+    def _number(self, size: str) -> int | None:
+        if size not in self.named and len(self.named) < len(SIZES):
+            self.named[size] = SIZES[len(self.named)] + self.more
+        return self.named.get(size)
 
 
 def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
@@ -166,7 +145,9 @@ def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
     try:
         for more in TRIALS:
             trial = _Trial(graph, more)
-            mask = ~trial(name) if hides else trial(name)
+            if (mask := trial.constant(name)) is None:
+                return None
+            mask = ~mask if hides else mask
             seen = mask if mask.dtype == bool else mask == 0
             if mask.dtype != bool and not (seen | (mask.astype(np.float64) <= LOW)).all():
                 return None  # a number in it is neither 0 nor so low that it hides a key
@@ -179,7 +160,7 @@ def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
                 found &= {each for each, causal in every.items() if (seen.reshape(queries, keys) == causal).all()}
             if not found or not trial.named:
                 break
-    except (_Unknown, RecursionError):
+    except RecursionError:
         return None
     return next((each for each in ALIGNMENTS if each in found), None)
 
