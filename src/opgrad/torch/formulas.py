@@ -16,7 +16,7 @@ from torch.nn import functional
 from opgrad.call.libraries.torch_tensors import execute, is_direct, is_transformed
 from opgrad.ops.reference import loss_options
 from opgrad.ops.reference.gradient_formulas import SHARED
-from opgrad.torch.operators import OPERATORS, Gradient, TensorOperator, describe, pulled_back, wide
+from opgrad.torch.operators import OPERATORS, Gradient, TensorOperator, pulled_back, wide
 
 Gradients = dict[str, Tensor | None]
 Needs = Mapping[str, bool]
@@ -83,8 +83,7 @@ def differentiate(operator: TensorOperator, results: Callable[..., Any], names: 
         found = pulled_back(of, [given[name] for name in moved], values[:count])
         return dict.fromkeys(inputs) | dict(zip(moved, found, strict=True))
 
-    describe(gradient, (*(f"d_{each}" for each in operator.op.results), *names))
-    operator.differentiate(gradient)
+    operator.differentiate(gradient, wanted=names)
 
 
 # --- softmax, activations, accumulation -----------------------------------------------------------------------------
@@ -252,8 +251,7 @@ def direct(name: str, by: Callable[..., Tensor], saved: Sequence[str]) -> None:
     def formula(*dy_and_saved: Any) -> Gradients:
         return {x: by(*dy_and_saved)}
 
-    describe(formula, ("dy", *saved))
-    operator.differentiate(formula, by)
+    operator.differentiate(formula, by, saved)
 
 
 direct("relu", OPERATORS["relu_grad"].call, ("y",))

@@ -20,7 +20,7 @@ from opgrad.ops import graph_operators
 from opgrad.ops.reference.gradient_formulas import SHARED, attended, gated
 from opgrad.torch.formulas import XP, Gradients, Needs, differentiate
 from opgrad.torch.functions import narrowed, widens_softmax, widest
-from opgrad.torch.operators import TensorOperator, describe, is_exported, pulled_back, wide, worded
+from opgrad.torch.operators import TensorOperator, is_exported, pulled_back, wide, worded
 
 SEEDS = 2**62  # drawn by PyTorch's generator
 
@@ -43,8 +43,7 @@ def _differentiated(name: str) -> TensorOperator:
         found = backward.call(dy, *saved)
         return dict(zip(arrays, found if isinstance(found, tuple) else (found,), strict=True))
 
-    describe(gradient, [*(f"d_{each}" for each in results), *backward.op.arrays[1:], *backward.op.attributes])
-    forward.differentiate(gradient)
+    forward.differentiate(gradient, wanted=(*backward.op.arrays[1:], *backward.op.attributes))
     differentiate(backward, partial(SHARED[backward.op.name], XP), backward.names)
     return forward
 

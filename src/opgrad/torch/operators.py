@@ -83,27 +83,25 @@ def pulled_back(
         return torch.autograd.grad(made, leaves, upstream, create_graph=records, materialize_grads=True)
 
 
-def describe(function: Any, names: Sequence[str]) -> None:
-    """Tell `Derivative` by a signature what a function is given that takes any arguments."""
-    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD) for each in names]
-    function.__signature__ = inspect.Signature(parameters)
-
-
 class Derivative:
     """An operator's gradients, tangents and batching rule, as the parts of a torch.autograd.Function.
 
-    gradient: is called with the gradients of the results (None where there is none), then with what else its
-        parameters name: arguments and results, which are saved; the shape or dtype of an argument x as `x_shape` and
-        `x_dtype`; `needs`, which says of each argument whether its gradient is wanted. It returns gradients by
-        argument.
+    gradient: is called with the gradients of the results (None where there is none), then with what is `wanted`, by
+        default what its other parameters name: arguments and results, which are saved; the shape or dtype of an
+        argument x as `x_shape` and `x_dtype`; `needs`, which says of each argument whether its gradient is needed. It
+        returns gradients by argument.
     direct: a function that is called with the same, but what is saved first, and returns the gradient of the first
         argument, the only one.
     """
 
-    def __init__(self, operator: "TensorOperator", gradient: Gradient, direct: Callable[..., Tensor] | None):
+    def __init__(
+        self, operator: "TensorOperator", gradient: Gradient, direct: Callable[..., Tensor] | None,
+        wanted: Sequence[str] | None,
+    ):  # fmt: skip
         op, names = operator.op, operator.names
         self.operator, self.op, self.names, self.gradient, self.direct = operator, op, names, gradient, direct
-        self.wanted = tuple(inspect.signature(gradient).parameters)[len(op.results) :]
+        named = list(inspect.signature(gradient).parameters)[len(op.results) :]
+        self.wanted = tuple(named if wanted is None else wanted)
         self.saved = tuple(name for name in self.wanted if name in op.inputs or name in op.results)
         self.indices = {name: index for index, name in enumerate(names)}
         self.indices |= {name: index - len(op.results) for index, name in enumerate(op.results)}
@@ -445,9 +443,11 @@ class TensorOperator(Registered):
 
     # --- derivatives ---
 
-    def differentiate(self, gradient: Gradient, direct: Callable[..., torch.Tensor] | None = None) -> None:
+    def differentiate(
+        self, gradient: Gradient, direct: Callable[..., Tensor] | None = None, wanted: Sequence[str] | None = None
+    ) -> None:
         """Give the operator its gradient, which `Derivative` describes."""
-        self.derivative = Derivative(self, gradient, direct)
+        self.derivative = Derivative(self, gradient, direct, wanted)
         self.eager = torch_private.direct_apply(self.derivative.function(self.run))
         self.dispatched, self.transformed = self.derivative.for_transforms(self._below, self._dispatch)
         if torch_private.can_redispatch:
