@@ -422,8 +422,6 @@ def is_native() -> bool:
 
 def _reason_against() -> str:
     """Why calls cannot be native; "" if a call of relu gives what it should."""
-    if not hasattr(jax, "ffi"):
-        return f"JAX {jax.__version__} has no jax.ffi"
     try:
         with settling:
             machine_code.give_name(TABLE, ctypes.addressof(_table()))

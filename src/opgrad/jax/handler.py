@@ -171,26 +171,21 @@ MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd number whose bits are evenly spre
 
 
 @inline
-def append_sizes(buffers: int, key: int) -> None:
-    """Add rank and sizes of all buffers to the key, whose first word counts its words."""
+def append_sizes(buffers: int, key: int) -> bool:
+    """Add rank and sizes of all buffers to the key, whose first word counts its words: none if they are too many."""
     used = load_word(key, 0)
     for index in range(word(buffers, COUNT)):
         buffer = item(buffers, index, ITEMS)
         rank = word(buffer, RANK)
+        if used + 1 + rank > MOST_KEY_WORDS:
+            store_word(key, 0, 0)
+            return False
         store_word(key, used, rank)
         for axis in range(rank):
             store_word(key, used + 1 + axis, load_word(word(buffer, SIZES), axis))
         used += 1 + rank
     store_word(key, 0, used)
-
-
-@inline
-def words_of(buffers: int) -> int:
-    """The number of words of these buffers' shapes in a key."""
-    words = 0
-    for index in range(word(buffers, COUNT)):
-        words += 1 + word(item(buffers, index, ITEMS), RANK)
-    return words
+    return True
 
 
 @inline
@@ -201,13 +196,9 @@ def read_key(frame: int, key: int) -> bool:
         return False
     if word(frame + ARGUMENTS, COUNT) + word(frame + RESULTS, COUNT) > MOST_BUFFERS:
         return False
-    if KEY_HEAD + words_of(frame + ARGUMENTS) + words_of(frame + RESULTS) > MOST_KEY_WORDS:
-        return False
     store_word(key, 0, KEY_HEAD)
     copy_bytes(key + 8, word(span, TEXT), DIGEST_BYTES)
-    append_sizes(frame + ARGUMENTS, key)
-    append_sizes(frame + RESULTS, key)
-    return True
+    return append_sizes(frame + ARGUMENTS, key) and append_sizes(frame + RESULTS, key)
 
 
 @inline
