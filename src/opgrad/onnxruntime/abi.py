@@ -136,6 +136,12 @@ class Api:
             self.status(RELEASE_STATUS, status)
             raise RuntimeError(message)
 
+    def word(self, entry: int, *arguments: Any) -> int:
+        """What an entry writes to the address that is its last argument. Raises what `check` raises."""
+        found = ctypes.c_size_t()
+        self.check(entry, *arguments, ctypes.byref(found))
+        return found.value
+
     def error(self, exception: BaseException) -> int:
         """A new error status with the exception's message; onnxruntime raises it as an exception of its own."""
         code = NOT_IMPLEMENTED if isinstance(exception, NotImplementedError) else FAIL

@@ -34,11 +34,10 @@ def new_domains(api: Api, functions: Callable[[], dict[str, int]] | None = None,
     """
     domains = []
     for name, origin in DOMAINS:
-        domain = ctypes.c_size_t()
-        api.check(abi.CREATE_CUSTOM_OP_DOMAIN, name, ctypes.byref(domain))
+        domain = api.word(abi.CREATE_CUSTOM_OP_DOMAIN, name)
         for structure in _structures(origin, functions or _functions, cuda):
-            api.check(abi.CUSTOM_OP_DOMAIN_ADD, domain.value, ctypes.byref(structure))
-        domains.append(domain.value)
+            api.check(abi.CUSTOM_OP_DOMAIN_ADD, domain, ctypes.byref(structure))
+        domains.append(domain)
     return domains
 
 
@@ -102,10 +101,9 @@ def _create_kernel(op: int, api_address: int, info: int, kernel: int) -> int:
         attributes, inputs, outputs = read_attributes(api, info, overload)
         memory = 0, 0  # the allocator of the device on which the node runs, and what describes its memory
         if overload.on_device:
-            allocator = ctypes.c_size_t()
-            api.check(abi.KERNEL_INFO_GET_ALLOCATOR, info, abi.DEFAULT_MEMORY, ctypes.byref(allocator))
-            entries = ctypes.cast(allocator.value, ctypes.POINTER(ctypes.c_size_t))
-            memory = allocator.value, abi.call(entries[abi.ALLOCATOR_INFO], allocator.value)
+            allocator = api.word(abi.KERNEL_INFO_GET_ALLOCATOR, info, abi.DEFAULT_MEMORY)
+            entries = ctypes.cast(allocator, ctypes.POINTER(ctypes.c_size_t))
+            memory = allocator, abi.call(entries[abi.ALLOCATOR_INFO], allocator)
         node = RuntimeNode(api, overload, attributes, inputs, outputs, _natives(overload.on_device), memory)
         ctypes.c_size_t.from_address(kernel).value = node.address
         return 0

@@ -164,16 +164,15 @@ def _words(api: Api, info: int, i: int, port: Port) -> list[int] | None:
 
 def _constant(api: Api, info: int, i: int, port: Port) -> list[int] | None:
     """Shape and values of an input that is read as an attribute, if the graph has them."""
-    known, value, tensor, data = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_size_t()
+    known, value = ctypes.c_int(), ctypes.c_size_t()
     api.check(abi.KERNEL_INFO_GET_CONSTANT_INPUT, info, i, ctypes.byref(known), ctypes.byref(value))
     if not known.value:
         return None
-    api.check(abi.GET_TENSOR_TYPE_AND_SHAPE, value.value, ctypes.byref(tensor))
-    sizes = shape_of(api, tensor.value)
-    api.status(abi.RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, tensor.value)
-    api.check(abi.GET_TENSOR_MUTABLE_DATA, value.value, ctypes.byref(data))
+    tensor = api.word(abi.GET_TENSOR_TYPE_AND_SHAPE, value.value)
+    sizes = shape_of(api, tensor)
+    api.status(abi.RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, tensor)
     size = DTYPES[port.dtype].itemsize
-    content = ctypes.string_at(data.value, math.prod(sizes) * size)
+    content = ctypes.string_at(api.word(abi.GET_TENSOR_MUTABLE_DATA, value.value), math.prod(sizes) * size)
     return [len(sizes), *sizes, *map(int, np.frombuffer(content, f"u{size}").astype(np.uint64).view(np.int64))]
 
 
@@ -181,30 +180,26 @@ def _infer(api: Api, op: int, context: int) -> int:
     """InferOutputShapeFn: set the shapes of a node's outputs as far as they are known; returns the status 0."""
     with suppress(Exception):  # a shape that cannot be computed stays open
         overload = custom_ops.overload_at(op)
-        count, shapes = ctypes.c_size_t(), dict[str, tuple[int, ...]]()
-        api.check(abi.SHAPE_CONTEXT_GET_INPUT_COUNT, context, ctypes.byref(count))
-        for i, port in enumerate(overload.inputs[: count.value]):
-            tensor = ctypes.c_size_t()
-            api.check(abi.SHAPE_CONTEXT_GET_INPUT, context, i, ctypes.byref(tensor))
-            shapes[port.parameter] = shape_of(api, tensor.value)
+        count, shapes = api.word(abi.SHAPE_CONTEXT_GET_INPUT_COUNT, context), dict[str, tuple[int, ...]]()
+        for i, port in enumerate(overload.inputs[:count]):
+            shapes[port.parameter] = shape_of(api, api.word(abi.SHAPE_CONTEXT_GET_INPUT, context, i))
             if port.several or min(shapes[port.parameter], default=0) < 0:
                 return 0
         attributes = dict(overload.operator.attributes)
         for name, default in overload.onnx.attributes.items():
-            attribute = ctypes.c_size_t()
             with suppress(RuntimeError):  # the node has none of this name
-                api.check(abi.SHAPE_CONTEXT_GET_ATTRIBUTE, context, name.encode(), ctypes.byref(attribute))
-                attributes[name] = _value(api, attribute.value, default)
+                attribute = api.word(abi.SHAPE_CONTEXT_GET_ATTRIBUTE, context, name.encode())
+                attributes[name] = _value(api, attribute, default)
         for i, port in enumerate(overload.outputs):
             shape = _shape(overload.operator, port, shapes, attributes)
             if shape is not None:
                 with suppress(RuntimeError):  # the node has no such output
-                    tensor, element_type = ctypes.c_size_t(), abi.ELEMENT_TYPES[_dtype(overload, port, attributes)]
-                    api.check(abi.CREATE_TENSOR_TYPE_AND_SHAPE, ctypes.byref(tensor))
-                    api.check(abi.SET_TENSOR_ELEMENT_TYPE, tensor.value, element_type)
-                    api.check(abi.SET_DIMENSIONS, tensor.value, (ctypes.c_int64 * len(shape))(*shape), len(shape))
-                    api.check(abi.SHAPE_CONTEXT_SET_OUTPUT, context, i, tensor.value)
-                    api.status(abi.RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, tensor.value)
+                    element_type = abi.ELEMENT_TYPES[_dtype(overload, port, attributes)]
+                    tensor = api.word(abi.CREATE_TENSOR_TYPE_AND_SHAPE)
+                    api.check(abi.SET_TENSOR_ELEMENT_TYPE, tensor, element_type)
+                    api.check(abi.SET_DIMENSIONS, tensor, (ctypes.c_int64 * len(shape))(*shape), len(shape))
+                    api.check(abi.SHAPE_CONTEXT_SET_OUTPUT, context, i, tensor)
+                    api.status(abi.RELEASE_TENSOR_TYPE_AND_SHAPE_INFO, tensor)
     return 0
 
 

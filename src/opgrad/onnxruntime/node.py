@@ -66,19 +66,17 @@ def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, 
     found = {name: _attribute(api, info, overload, name) for name in overload.onnx.attributes}
     if "ignore_index" in overload.operator.attributes:
         found.setdefault("ignore_index", IGNORED_BY_DEFAULT)
-    inputs, outputs = ctypes.c_size_t(), ctypes.c_size_t()
-    api.check(abi.KERNEL_INFO_GET_INPUT_COUNT, info, ctypes.byref(inputs))
-    api.check(abi.KERNEL_INFO_GET_OUTPUT_COUNT, info, ctypes.byref(outputs))
+    inputs = api.word(abi.KERNEL_INFO_GET_INPUT_COUNT, info)
+    outputs = api.word(abi.KERNEL_INFO_GET_OUTPUT_COUNT, info)
     needed = sum(not port.optional for port in overload.outputs)
-    if outputs.value < needed:
-        raise ValueError(f"{overload.onnx.name}: the node has {outputs.value} outputs, expected {needed}")
+    if outputs < needed:
+        raise ValueError(f"{overload.onnx.name}: the node has {outputs} outputs, expected {needed}")
     for name in set(OUTPUT_TYPES).intersection(found):
         found["out_dtype"] = _out_dtype(overload, name, found.pop(name))
-        for i in range(outputs.value):
-            number = ctypes.c_int()
+        for i in range(outputs):
             with declaration(api, info, i) as tensor:
-                api.check(abi.GET_TENSOR_ELEMENT_TYPE, tensor, ctypes.byref(number))
-            declared = abi.DTYPES.get(number.value, f"ONNX type {number.value}")
+                number = api.word(abi.GET_TENSOR_ELEMENT_TYPE, tensor)
+            declared = abi.DTYPES.get(number, f"ONNX type {number}")
             if declared != found["out_dtype"]:
                 what = f"{overload.onnx.name}: {overload.outputs[min(i, len(overload.outputs) - 1)].parameter}"
                 raise ValueError(
@@ -86,15 +84,15 @@ def read_attributes(api: Api, info: int, overload: Overload) -> tuple[dict[str, 
                 )
     general = overload.operator.general
     if general is not None and NEEDS in general.keywords:
-        names = zip(overload.outputs, range(outputs.value), strict=False)
+        names = zip(overload.outputs, range(outputs), strict=False)
         found[NEEDS] = tuple(
             port.parameter for port, i in names if is_given(api, info, i, abi.KERNEL_INFO_GET_OUTPUT_NAME)
         )
     if overload.onnx.shape_of:
         index = next(i for i, port in enumerate(overload.inputs) if port.parameter == "shape")
-        if index >= inputs.value or not is_given(api, info, index):
+        if index >= inputs or not is_given(api, info, index):
             found["shape"] = _declared_shape(api, info, overload)
-    return found, inputs.value, outputs.value
+    return found, inputs, outputs
 
 
 def _read(api: Api, entry: int, info: int, name: str, *arguments: Any) -> bool:
@@ -159,18 +157,14 @@ def _out_dtype(overload: Overload, name: str, number: int | None) -> str:
 
 def is_given(api: Api, info: int, i: int, entry: int = abi.KERNEL_INFO_GET_INPUT_NAME) -> bool:
     """Whether the node has input i, or output i with its `entry`; what it leaves out has an empty name."""
-    length = ctypes.c_size_t(0)
     # Asked with no memory, onnxruntime says how long the name is, its end included.
-    api.check(entry, info, i, 0, ctypes.byref(length))
-    return length.value > 1
+    return api.word(entry, info, i, 0) > 1
 
 
 def shape_of(api: Api, tensor: int) -> tuple[int, ...]:
     """The shape in an OrtTensorTypeAndShapeInfo."""
-    count = ctypes.c_size_t()
-    api.check(abi.GET_DIMENSIONS_COUNT, tensor, ctypes.byref(count))
-    sizes = (ctypes.c_int64 * count.value)()
-    api.check(abi.GET_DIMENSIONS, tensor, sizes, count.value)
+    sizes = (ctypes.c_int64 * api.word(abi.GET_DIMENSIONS_COUNT, tensor))()
+    api.check(abi.GET_DIMENSIONS, tensor, sizes, len(sizes))
     return tuple(sizes)
 
 
@@ -199,13 +193,11 @@ def _declared_shape(api: Api, info: int, overload: Overload) -> tuple[int, ...]:
 @contextlib.contextmanager
 def declaration(api: Api, info: int, i: int, entry: int = abi.KERNEL_INFO_GET_OUTPUT_TYPE_INFO) -> Iterator[int]:
     """The declaration of output i, or of input i with its `entry`, as the address of an OrtTensorTypeAndShapeInfo."""
-    kind, tensor = ctypes.c_size_t(), ctypes.c_size_t()
-    api.check(entry, info, i, ctypes.byref(kind))
+    kind = api.word(entry, info, i)
     try:
-        api.check(abi.CAST_TYPE_INFO_TO_TENSOR_INFO, kind.value, ctypes.byref(tensor))
-        yield tensor.value
+        yield api.word(abi.CAST_TYPE_INFO_TO_TENSOR_INFO, kind)
     finally:
-        api.status(abi.RELEASE_TYPE_INFO, kind.value)
+        api.status(abi.RELEASE_TYPE_INFO, kind)
 
 
 MOST_PLANS = 256  # the most plans that a node keeps; of further ones each thread keeps its last
