@@ -147,8 +147,9 @@ def gradient_rules(root: Path, folder: Path) -> str:
         forms = "; ".join(dict.fromkeys(case.form for case in own if case.form))
         how = cases.DIFFERENCES if own else cases.ELSEWHERE.get((domain, name), cases.NOTHING)
         declared = RULES.get((domain, name))
-        file = f"rules/{declared.rule.__module__.rpartition('.')[2]}.py" if declared else "gradients/expansion.py"
-        link = (Path(os.path.relpath(root, folder)) / SOURCES / "onnx" / file).as_posix()
+        module = declared.rule.__module__ if declared else "opgrad.onnx.gradients.expansion"
+        file = module.removeprefix("opgrad.").replace(".", "/") + ".py"
+        link = (Path(os.path.relpath(root, folder)) / SOURCES / file).as_posix()
         given = inspect.getdoc(declared.rule) if declared else cases.EXPANDED.get((domain, name), cases.FUNCTION)
         text = " ".join((given or "").split()).replace("|", "\\|").replace("*", "\\*")
         title = f"{domain}.{name}" if domain else name

@@ -69,9 +69,9 @@ class Value:
     def __invert__(self) -> "Value":
         return self.body.node("Not", self)
 
-    def apply(self, op: str, **attributes: Any) -> "Value":
-        """The operator of this name, of one input."""
-        return self.body.node(op, self, **attributes)
+    def apply(self, op: str, *others: "Value | None", **attributes: Any) -> "Value":
+        """The operator of this name, of this input and others."""
+        return self.body.node(op, self, *others, **attributes)
 
     def sum(self, axes: Union[Sequence[int], "Value", None] = None, keepdims: bool = True) -> "Value":
         """The sum over these axes, over all if there are none given; an empty array of axes sums nothing."""
@@ -112,8 +112,8 @@ class Value:
         return self.body.node("Reshape", self, self.body.ints(shape) if isinstance(shape, Sequence) else shape)
 
     def in_shape(self, shape: "Value") -> "Value":
-        """The elements in another shape, whose sizes of 0 are meant, from opset 14 on."""
-        return self.body.node("Reshape", self, shape, allowzero=1)
+        """The elements in another shape, in which from opset 14 on 0 is a size of 0."""
+        return self.apply("Reshape", shape, **({"allowzero": 1} if self.body.opset >= ALLOW_ZERO_FROM else {}))
 
     def scalar(self) -> "Value":
         """The only element, of shape (): an array of one would give what it meets an axis."""
@@ -144,6 +144,10 @@ class Value:
         """So many equal parts along an axis."""
         told = {"num_outputs": count} if self.body.opset >= COUNT_IS_ATTRIBUTE else {}
         return self.body.nodes_of("Split", count, self, axis=axis, **told)
+
+    def filled(self, number: float, like: "Value | None" = None) -> "Value":
+        """One number in this shape, and in the element type of this value or another."""
+        return self.body.number(number, like or self).expand(self.shape())
 
     def expand(self, shape: "Value") -> "Value":
         """Broadcast to this shape."""
@@ -222,7 +226,10 @@ class Body:
         return self.tensor(numpy_helper.from_array(array))
 
     def tensor(self, tensor: TensorProto) -> Value:
-        """A constant; the same one is written once."""
+        """A constant; the same one is written once, whatever its name was."""
+        if tensor.name:
+            tensor = copied(tensor)
+            tensor.name = ""
         key = tensor.SerializeToString(deterministic=True)
         if key not in self._constants:
             self._constants[key] = self._write(tensor)

@@ -1,6 +1,5 @@
 """Arithmetic, element by element, of values that are broadcast to one shape; and reductions."""
 
-import math
 from functools import reduce
 
 from onnx import TensorProto
@@ -17,14 +16,12 @@ def add(node: Node) -> Gradients:
     return [node.unbroadcast(node.dy, index) for index in range(len(node.inputs))]
 
 
-formula("Sub", "da = dy, db = -dy.", lambda n: [n.unbroadcast(n.dy, 0), -n.unbroadcast(n.dy, 1)])
-
-
-@gradient("Mul")
-def mul(node: Node) -> Gradients:
-    """da = dy * b, db = dy * a."""
-    a, b = node.x, node.required(1)
-    return [node.unbroadcast(node.dy * b, 0), node.unbroadcast(node.dy * a, 1)]
+formula("Sub", "da = sum_to(dy, a); db = -sum_to(dy, b)")
+formula("Mul", "da = sum_to(dy * b, a); db = sum_to(dy * a, b)")
+formula("Where", "db = sum_to(where(a, dy, 0), b); dc = sum_to(where(a, 0, dy), c)", constant=(0,), integers=True)
+formula("Expand", "dx = sum_to(dy, x)", constant=(1,), integers=True)
+# The quotient is rounded, as bfloat16 cannot be by one operator.
+formula("Mod", "whole = floor((a - y) / b + 0.5); da = sum_to(dy, a); db = -sum_to(dy * whole, b)")
 
 
 @gradient("Div")
@@ -59,30 +56,6 @@ def power(node: Node) -> Gradients:
     return [node.unbroadcast(node.dy * da, 0), node.unbroadcast(node.dy * node.y * logarithm, 1)]
 
 
-@gradient("Mod")
-def mod(node: Node) -> Gradients:
-    """da = dy, db = -dy * (a - y) / b, which is a whole number."""
-    a, b = node.x, node.required(1)
-    whole = ((a - node.y) / b + 0.5).apply("Floor")  # rounded, which bfloat16 cannot be by one operator
-    return [node.unbroadcast(node.dy, 0), -node.unbroadcast(node.dy * whole, 1)]
-
-
-@gradient("Where", constant=(0,), integers=True)
-def where(node: Node) -> Gradients:
-    """da = dy where the condition holds, db = dy elsewhere."""
-    condition = node.x
-    return [
-        None,
-        node.unbroadcast(node.where(condition, node.dy, 0), 1),
-        node.unbroadcast(node.where(condition, 0, node.dy), 2),
-    ]
-
-
-formula(
-    "Expand", "dx = dy, summed over what was broadcast.", lambda n: n.unbroadcast(n.dy, 0), constant=(1,), integers=True
-)
-
-
 @gradient("Max", "Min", integers=True)
 def extremum(node: Node) -> Gradients:
     """dx = dy * (x == y) / number of inputs that are equal to y."""
@@ -111,7 +84,7 @@ def extreme_share(node: Node, dy: Value, y: Value, axes: list[int] | Value | Non
     return reached.like(dy) * share.like(dy)
 
 
-formula("Identity", "dx = dy.", lambda n: n.dy, integers=True)
+formula("Identity", "dx = dy", integers=True)
 
 
 @gradient("Cast", "CastLike", constant=(1,), integers=True)
@@ -124,32 +97,25 @@ def cast(node: Node) -> Value:
     return node.dy if scale is None else node.dy / scale.like(node.dy)
 
 
-formula("Neg", "dx = -dy.", lambda n: -n.dy)
-formula("Abs", "dx = dy * sign(x).", lambda n: n.dy * n.x.apply("Sign"))
-formula("Reciprocal", "dx = -dy * y * y.", lambda n: -(n.dy * n.y * n.y))
-formula("Sqrt", "dx = dy / (2 * y).", lambda n: n.dy * (0.5 / n.y))
-formula("Exp", "dx = dy * y.", lambda n: n.dy * n.y)
-formula("Log", "dx = dy / x.", lambda n: n.dy / n.x)
-
-
-@gradient("Erf")
-def erf(node: Node) -> Value:
-    """dx = dy * 2 / sqrt(pi) * exp(-x * x)."""
-    return node.dy * (-(node.x * node.x)).apply("Exp") * (2 / math.sqrt(math.pi))
-
-
-formula("Sin", "dx = dy * cos(x).", lambda n: n.dy * n.x.apply("Cos"))
-formula("Cos", "dx = -dy * sin(x).", lambda n: -(n.dy * n.x.apply("Sin")))
-formula("Tan", "dx = dy * (1 + y * y).", lambda n: n.dy * (1 + n.y * n.y))
-formula("Asin", "dx = dy / sqrt(1 - x * x).", lambda n: n.dy / (1 - n.x * n.x).apply("Sqrt"))
-formula("Acos", "dx = -dy / sqrt(1 - x * x).", lambda n: -(n.dy / (1 - n.x * n.x).apply("Sqrt")))
-formula("Atan", "dx = dy / (1 + x * x).", lambda n: n.dy / (1 + n.x * n.x))
-formula("Sinh", "dx = dy * cosh(x).", lambda n: n.dy * n.x.apply("Cosh"))
-formula("Cosh", "dx = dy * sinh(x).", lambda n: n.dy * n.x.apply("Sinh"))
+formula("Neg", "dx = -dy")
+formula("Abs", "dx = dy * sign(x)")
+formula("Reciprocal", "dx = -(dy * y * y)")
+formula("Sqrt", "dx = dy * (0.5 / y)")
+formula("Exp", "dx = dy * y")
+formula("Log", "dx = dy / x")
+formula("Erf", "dx = dy * exp(-(x * x)) * (2 / pi**0.5)")
+formula("Sin", "dx = dy * cos(x)")
+formula("Cos", "dx = -(dy * sin(x))")
+formula("Tan", "dx = dy * (1 + y * y)")
+formula("Asin", "dx = dy / sqrt(1 - x * x)")
+formula("Acos", "dx = -(dy / sqrt(1 - x * x))")
+formula("Atan", "dx = dy / (1 + x * x)")
+formula("Sinh", "dx = dy * cosh(x)")
+formula("Cosh", "dx = dy * sinh(x)")
 formula("Tanh", "dx = dy * (1 - y * y).", lambda n: n.microsoft("TanhGrad", n.dy, n.y))
-formula("Asinh", "dx = dy / sqrt(x * x + 1).", lambda n: n.dy / (n.x * n.x + 1).apply("Sqrt"))
-formula("Acosh", "dx = dy / sqrt(x * x - 1).", lambda n: n.dy / (n.x * n.x - 1).apply("Sqrt"))
-formula("Atanh", "dx = dy / (1 - x * x).", lambda n: n.dy / (1 - n.x * n.x))
+formula("Asinh", "dx = dy / sqrt(x * x + 1)")
+formula("Acosh", "dx = dy / sqrt(x * x - 1)")
+formula("Atanh", "dx = dy / (1 - x * x)")
 
 
 def _spread(node: Node, value: Value) -> Value:
@@ -204,7 +170,7 @@ def reduce_prod(node: Node) -> Value:
     return node.kept(node.dy) * others
 
 
-formula("ReduceL1", "dx = dy * sign(x).", lambda n: n.kept(n.dy) * n.x.apply("Sign"), constant=(1,))
+formula("ReduceL1", "dx = kept(dy) * sign(x)", constant=(1,))
 
 
 @gradient("ReduceL2", constant=(1,))
@@ -230,7 +196,7 @@ def reduce_log_sum_exp(node: Node) -> Value:
     return node.kept(node.dy) * (node.x - node.kept(node.y)).apply("Exp")
 
 
-formula("ReduceSumSquare", "dx = dy * 2 * x.", lambda n: n.kept(n.dy) * 2 * n.x, constant=(1,))
+formula("ReduceSumSquare", "dx = kept(dy) * 2 * x", constant=(1,))
 
 
 @gradient("CumSum", constant=(1,))

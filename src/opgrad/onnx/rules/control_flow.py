@@ -38,9 +38,7 @@ from opgrad.onnx.rules.node import (
     NotKept,
     added_tensors,
     appended_tensors,
-    filled_like,
     gradient,
-    reshape_to,
     sizes_of,
     tensors_from,
     zero_tensors,
@@ -93,7 +91,7 @@ class BodyGradient:
     def zeros(self, value: Value, is_sequence: bool) -> Value:
         """Zeros in the shape of a value that is one of the forward body or comes from outside."""
         like = Value(self.body, value.name, value.element_type, value.sizes)
-        return zero_tensors(like) if is_sequence else filled_like(like, 0)
+        return zero_tensors(like) if is_sequence else like.filled(0)
 
     def input(self, what: str, like: str, element_type: int | None = None) -> Value:
         """A new input of the gradient's body, of the type of a value of the forward body or of another one."""
@@ -128,7 +126,7 @@ class BodyGradient:
             if name in self.outside:
                 continue
             if name in self.forward.initializers:
-                self.rename({name: self.body.tensor(_unnamed(self.forward.initializers[name])).name})
+                self.rename({name: self.body.tensor(self.forward.initializers[name]).name})
             elif (constant := self.forward.constant(name)) is not None:
                 self.rename({name: self.body.constant(constant).name})
         own.update(name for node in self._added for name in node.output)
@@ -150,7 +148,7 @@ class BodyGradient:
         outer, copies = self.node.body, [copied(node) for node in needed(nodes, hoisted)]
         names_there = {name: outer.free(name) for node in copies for name in node.output if name}
         for name in read_by(copies) & self.forward.initializers.keys() - self.outside:
-            names_there[name] = outer.tensor(_unnamed(self.forward.initializers[name])).name
+            names_there[name] = outer.tensor(self.forward.initializers[name]).name
         for node in copies:
             rename(node, names_there)
         outer.nodes.extend(copies)
@@ -244,13 +242,6 @@ def _told(name: str, like: Value) -> onnx.ValueInfoProto:
     if like.element_type is None or like.sizes is None or not all(isinstance(size, int) for size in like.sizes):
         return onnx.ValueInfoProto(name=name)
     return helper.make_tensor_value_info(name, like.element_type, like.sizes)
-
-
-def _unnamed(tensor: TensorProto) -> TensorProto:
-    """A tensor without its name, so that equal ones are alike."""
-    copy = copied(tensor)
-    copy.name = ""
-    return copy
 
 
 @gradient("If", constant=(0,))
@@ -561,7 +552,7 @@ class _LoopGradient:
             sums.append(total)
             results.append(added_tensors(total, more) if is_sequence else total + more.like(total))
             like = Value(node.body, "", dtype)
-            initial.append(zero_tensors(value) if is_sequence else filled_like(value, 0, like))
+            initial.append(zero_tensors(value) if is_sequence else value.filled(0, like))
         results += results_of(elements)
         go_on = Value(body, body.free(f"{self.step.name}/go_on"), TensorProto.BOOL, [])
         # The forward pass keeps what the gradient reads, and the gradient reads it at its iteration.
@@ -588,7 +579,7 @@ class _LoopGradient:
         if not part.is_reversed:
             value = value.slice(-1, -LAST - 1, 0, -1)
         # Where no iteration is run, onnxruntime takes 0 for sizes that it does not know; this gives them back.
-        value = reshape_to(value, body.concat(self.iterations.reshape([1]), *sizes))
+        value = value.in_shape(body.concat(self.iterations.reshape([1]), *sizes))
         if part.axis:
             rank = len(sizes_of(whole))
             value = value.transpose(*range(1, part.axis + 1), 0, *range(part.axis + 1, rank))

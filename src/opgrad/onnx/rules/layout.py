@@ -10,11 +10,9 @@ from opgrad.onnx.rules.node import (
     Gradients,
     Node,
     NoGradient,
-    filled_like,
     formula,
     gradient,
     reshape_like,
-    reshape_to,
     zero_tensors,
 )
 
@@ -65,7 +63,7 @@ def tile(node: Node) -> Value:
     rank, body, repeats = node.rank(), node.body, node.required(1)
     columns = [each.reshape([-1, 1]) for each in (repeats.cast(TensorProto.INT64), node.x.shape())]
     # Each axis becomes two: the number of the copy, and the index inside a copy.
-    split = reshape_to(node.dy, body.concat(*columns, axis=1).reshape([-1]))
+    split = node.dy.in_shape(body.concat(*columns, axis=1).reshape([-1]))
     return split.sum(list(range(0, 2 * rank, 2)), keepdims=False)
 
 
@@ -103,7 +101,7 @@ def depth_to_space(node: Node) -> Value:
         return node.body.node("SpaceToDepth", node.dy, blocksize=block)
     size, blocks = node.x.shape, node.body.ints([block])
     shape = node.body.concat(size(0, 1), node.dy.shape(1, 2), size(2, 3), blocks, size(3, 4), blocks)
-    return reshape_like(reshape_to(node.dy, shape).transpose(0, 1, 3, 5, 2, 4), node.x)
+    return reshape_like(node.dy.in_shape(shape).transpose(0, 1, 3, 5, 2, 4), node.x)
 
 
 @gradient("SpaceToDepth", integers=True)
@@ -191,13 +189,13 @@ def scatter(node: Node) -> Gradients:
         return node.body.node(f"Scatter{ending}", values, index, updates, **axis, **mode)
 
     if reduction == "none":
-        return [write(dy, filled_like(updates, 0, dy)), None, read(dy)]
+        return [write(dy, updates.filled(0, dy)), None, read(dy)]
     if reduction == "add":
         return [dy, None, read(dy)]
     if reduction == "mul":  # the product of all other factors, which is not y / update where an update is 0
         zero = updates.equals(0)
-        zeros = read(write(filled_like(data, 0), zero.like(updates), reduction="add"))
-        factors = write(filled_like(data, 1), updates, reduction="mul")
+        zeros = read(write(data.filled(0), zero.like(updates), reduction="add"))
+        factors = write(data.filled(1), updates, reduction="mul")
         filled = node.where(zero, 1, updates)
         rest = read(write(data, filled, reduction="mul"))
         others = node.where(zero, node.where(zeros.equals(1), rest, 0), node.where(zeros.equals(0), rest / filled, 0))
@@ -211,7 +209,7 @@ def scatter(node: Node) -> Gradients:
 @gradient("SequenceConstruct")
 def construct(node: Node) -> Gradients:
     """dx = the tensor of dy at the place of x."""
-    return [_at(node.dy, node.body.ints([index]).scalar()) for index in range(len(node.inputs))]
+    return [node.dy.apply("SequenceAt", node.body.ints([index]).scalar()) for index in range(len(node.inputs))]
 
 
 @gradient("Optional", "OptionalGetElement", integers=True)
@@ -226,7 +224,7 @@ def optional(node: Node) -> Value:
 def at(node: Node) -> Value:
     """dx = zeros, but dy at the place."""
     zeros, index = zero_tensors(node.x), _from_the_start(node.required(1), node.x)
-    return _insert(_erase(zeros, index), node.dy, index)
+    return zeros.apply("SequenceErase", index).apply("SequenceInsert", node.dy, index)
 
 
 @gradient("SequenceInsert", constant=(2,))
@@ -234,10 +232,10 @@ def insert(node: Node) -> Gradients:
     """dx = dy without the tensor at the place, which is the gradient of what was inserted."""
     index = node.input(2)
     if index is None:
-        return [_erase(node.dy, None), _at(node.dy, node.body.ints([-1]).scalar())]
+        return [node.dy.apply("SequenceErase", None), node.dy.apply("SequenceAt", node.body.ints([-1]).scalar())]
     # A place counted from the end is one of the shorter sequence, as it was before.
     index = node.where(index < 0, index - 1, index)
-    return [_erase(node.dy, index), _at(node.dy, index)]
+    return [node.dy.apply("SequenceErase", index), node.dy.apply("SequenceAt", index)]
 
 
 @gradient("SequenceErase", constant=(1,))
@@ -245,8 +243,9 @@ def erase(node: Node) -> Value:
     """dx = dy, with zeros at the place."""
     index = node.input(1)
     index = node.body.ints([-1]).scalar() if index is None else index
-    zeros = node.body.node("ConstantOfShape", _at(node.x, index).apply("Shape"))
-    return _insert(node.dy, zeros.like(_at(node.x, index)), _from_the_start(index, node.x))
+    gone = node.x.apply("SequenceAt", index)
+    zeros = gone.apply("Shape").apply("ConstantOfShape").like(gone)
+    return node.dy.apply("SequenceInsert", zeros, _from_the_start(index, node.x))
 
 
 @gradient("SplitToSequence", constant=(1,))
@@ -271,18 +270,6 @@ def concat_from_sequence(node: Node) -> Value:
     count = body.node("SequenceLength", node.x)
     _, lengths = body.loop(count, [node.x, body.ints([])], step)
     return body.node("SplitToSequence", node.dy, lengths, axis=axis)
-
-
-def _at(value: Value, index: Value) -> Value:
-    return value.body.node("SequenceAt", value, index)
-
-
-def _insert(value: Value, tensor: Value, index: Value) -> Value:
-    return value.body.node("SequenceInsert", value, tensor, index)
-
-
-def _erase(value: Value, index: Value | None) -> Value:
-    return value.body.node("SequenceErase", value, index)
 
 
 def _from_the_start(index: Value, value: Value) -> Value:

@@ -43,10 +43,8 @@ def concat_training(node: Node) -> Gradients:
     return node.results("SplitTraining", len(node.inputs), node.dy, lengths, axis=node.get("axis", 0))
 
 
-@decomposition("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
-def fused_matmul(node: Node) -> Value:
-    """y = alpha * a @ b, either of them transposed."""
-    return fused_product(node)
+decomposition("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)(fused_product)
+decomposition("BiasSoftmax", domain=MICROSOFT)(biased_softmax)
 
 
 @decomposition("GatherND", "Pad", "Trilu", domain=MICROSOFT)
@@ -100,12 +98,6 @@ def embed_layer_normalization(node: Node) -> Gradients:
     return [y, lengths.cast(TensorProto.INT32), total]
 
 
-@decomposition("BiasSoftmax", domain=MICROSOFT)
-def bias_softmax(node: Node) -> Value:
-    """y = softmax(x + bias), over the axes from `axis` on."""
-    return biased_softmax(node)
-
-
 @decomposition("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_layer_normalization(node: Node) -> Gradients:
     """y = layer_normalization(x + skip + bias), simplified or not; the fourth result is the sum."""
@@ -118,26 +110,19 @@ def skip_layer_normalization(node: Node) -> Gradients:
     return [y, means[0] if means else None, inv_std, total]
 
 
+WEIGHTS = 8  # the index of those of the chosen experts, if they are others than the shares by which these are chosen
 EXPERT_ACTIVATIONS = {"relu": "Relu", "identity": "Identity"}
-
-
-@recomputed("MoE", domain=MICROSOFT)
-def mixture_of_experts(node: Node) -> Value:
-    """y = sum over the top k experts of share * (activation(x @ w1.T + b1) @ w2.T + b2).
-
-    The backward part computes every expert for every token, and leaves out with shares of 0 what was not chosen.
-    """
-    return _mixed(node)
 
 
 @recomputed("QMoE", domain=MICROSOFT, constant=(2, 5, 8, 11, 12, 13))
 @in_float32
-def mixture_of_quantized_experts(node: Node) -> Value:
+def mixture_of_quantized_experts(node: Node) -> Gradients:
     """That of MoE with the floats that the weights stand for; shares by softmax sum to 1 over the chosen experts."""
     if node.get("quant_type", "int") != "int" or node.get("weights_prepacked", 0) > 0:
         raise NoGradient("its weights are small floats, or in the order of a kernel; expected quant_type 'int'")
     layers = [_dequantized_layer(node, *indices) for indices in ((2, 3, 4, 11), (5, 6, 7, 12), (8, 9, 10, 13))]
-    return _mixed(node.on(node.x, node.required(1), *(each for layer in layers for each in layer)), node.input(14))
+    floats = (each for layer in layers for each in layer)
+    return mixture_of_experts(node.on(node.x, node.required(1), *floats, node.input(14)))
 
 
 def _dequantized_layer(node: Node, index: int, scale: int, bias: int, zero: int) -> list[Value | None]:
@@ -162,14 +147,18 @@ def _dequantized_layer(node: Node, index: int, scale: int, bias: int, zero: int)
     return [((blocks - offset) * scales.reshape(shape)).reshape(whole.shape()), node.input(bias)]
 
 
-def _mixed(node: Node, weights: Value | None = None) -> Value:
-    """The mixture. weights: of the chosen experts, if they are others than the shares by which they are chosen."""
+@recomputed("MoE", domain=MICROSOFT)
+def mixture_of_experts(node: Node) -> Value:
+    """y = sum over the top k experts of share * (activation(x @ w1.T + b1) @ w2.T + b2).
+
+    The backward part computes every expert for every token, and leaves out with shares of 0 what was not chosen.
+    """
     if node.get("use_sparse_mixer", 0):
         raise NoGradient("it mixes experts by a sampling of its own (use_sparse_mixer)")
     body, shape = node.body, node.x.shape()
     rows = node.x.reshape(body.concat(body.ints([1, -1]), node.required(2).shape(2, 3)))
     y = _layer(node, _activated(node, rows), 4)
-    shares = _shares(node, weights).transpose(1, 0).unsqueeze(2)  # [experts, tokens, 1]
+    shares = _shares(node).transpose(1, 0).unsqueeze(2)  # [experts, tokens, 1]
     return (y * shares).sum([0], keepdims=False).reshape(shape)
 
 
@@ -206,13 +195,13 @@ def _activated(node: Node, rows: Value) -> Value:
     return y if node.input(6) is None else y * _layer(node, rows, 6)
 
 
-def _shares(node: Node, weights: Value | None) -> Value:
+def _shares(node: Node) -> Value:
     """The share of every expert in every token, 0 for those that were not chosen."""
     body, p = node.body, node.required(1).apply("Softmax", axis=1)
     top, chosen = body.nodes_of("TopK", 2, p, body.ints([node.get("k", 1)]), axis=1)
-    if weights is not None:
+    if (weights := node.input(WEIGHTS)) is not None:
         top = body.node("GatherElements", weights, chosen, axis=1)
     quantized = node.proto.op_type == "QMoE"  # whose kernel takes the softmax of the chosen experts alone
     if node.get("normalize_routing_weights", 0) or (quantized and weights is None):
         top = top / top.sum([1])
-    return body.node("ScatterElements", body.full(p.shape(), 0, p), chosen, top, axis=1)
+    return body.node("ScatterElements", p.filled(0), chosen, top, axis=1)

@@ -10,6 +10,7 @@ import copy
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -84,9 +85,6 @@ def _with_dtype_of(value: Value, other: Value) -> Value:
     return Value(value.body, value.name, other.element_type)
 
 
-ZERO_AS_SIZE = 14  # the first opset whose Reshape can be told that 0 means a size of 0, and not a size to copy
-
-
 def sizes_of(value: Value) -> Sizes:
     """The sizes of a value. Raises NoGradient if not even its rank is known."""
     if value.sizes is None:
@@ -108,14 +106,8 @@ def reshape_like(value: Value, like: Value) -> Value:
         return value
     target = [0] if like.sizes is None else [size if isinstance(size, int) else -1 for size in like.sizes]
     if 0 in target or target.count(-1) > 1:  # Reshape takes 0 for a size to copy, and finds one size
-        return reshape_to(value, like.shape())
+        return value.in_shape(like.shape())
     return value.reshape(target)
-
-
-def reshape_to(value: Value, shape: Value) -> Value:
-    """The elements in a shape in which 0 is a size of 0, so that values without elements are reshaped, too."""
-    zeros = {"allowzero": 1} if value.body.opset >= ZERO_AS_SIZE else {}
-    return value.body.node("Reshape", value, shape, **zeros)
 
 
 def transposed(value: Value, rank: int | None = None) -> Value:
@@ -161,11 +153,6 @@ def _summed(whole: Sizes | None, target: Sizes | None) -> list[int] | None:
                 continue
             return None
     return axes
-
-
-def filled_like(value: Value, number: float, like: Value | None = None) -> Value:
-    """One number in the shape of a value, and in the type of it or of another one."""
-    return value.body.number(number, like or value).expand(value.shape())
 
 
 def element_count(value: Value, axes: Sequence[int] | None) -> int | None:
@@ -251,7 +238,7 @@ class Node(NodeView):
             return zero_tensors(self.output(index))
         # The gradient of a quantized tensor's integers is a float; it has the type of the other outputs' gradients.
         like = None if self.output(index).element_type in (None, *FLOATS) else next(filter(None, self.dys), None)
-        return found if found is not None else filled_like(self.output(index), 0, like)
+        return found if found is not None else self.output(index).filled(0, like)
 
     def rank(self, index: int = 0) -> int:
         """The rank of an input. Raises NoGradient if the graph does not tell it."""
@@ -440,13 +427,42 @@ def gradient(*names: str, domain: str = "", **options: Any) -> Callable[[Rule], 
 decomposition, recomputed = functools.partial(gradient, replaces=True), functools.partial(gradient, recomputes=True)
 
 
-def formula(names: str, text: str, rule: Rule, **options: Any) -> None:
-    """Register a gradient rule of one expression for operators, with blanks between them.
+class _Names(dict[str, Any]):
+    """What names in the text of a formula stand for; those that nothing else has are operators of one input."""
 
-    text: the formula. options: of `gradient`.
+    def __missing__(self, name: str) -> Callable[[Value], Value]:
+        return lambda value: value.apply(name.capitalize())
+
+
+def _computed(text: str, attributes: Mapping[str, Any]) -> Rule:
+    """The rule that computes what the text of a formula says; see `formula`."""
+    code = compile(text, "formula", "exec")
+
+    def rule(node: Node) -> Gradients:
+        a, b, c = (node.input(index) for index in range(3))
+        known = _Names(x=a, a=a, b=b, c=c, y=node.y, dy=node.dy, pi=math.pi, where=node.where, kept=node.kept)
+        known["sum_to"] = lambda value, target: unbroadcast(value, node.y, target)
+        known |= {name: node.get(name, default) for name, default in attributes.items()}
+        exec(code, known)
+        return [known.get("dx", known.get("da")), known.get("db"), known.get("dc")]
+
+    return rule
+
+
+def formula(
+    names: str, text: str, rule: Rule | None = None, *, domain: str = "", constant: Collection[int] = (),
+    integers: bool = False, **attributes: Any,
+) -> None:  # fmt: skip
+    """Register a gradient rule of one formula for operators, with blanks between them.
+
+    text: the formula. Without a function for it, assignments, which are computed: of dx, or of da, db and dc, the
+        gradients of x, or of the inputs a, b and c. They read these, y, dy, attributes, operators of one input in lower
+        case, `where`, sum_to(value, a), which sums over what was broadcast, and kept(value), with the reduced axes.
+    domain, constant, integers: of `gradient`. attributes: those that the text reads, with their defaults.
     """
-    rule.__doc__ = text
-    gradient(*names.split(), **options)(rule)
+    rule = rule or _computed(text, attributes)
+    rule.__doc__, rule.__module__ = text, sys._getframe(1).f_globals["__name__"]  # the caller's, as of a namedtuple
+    gradient(*names.split(), domain=domain, constant=constant, integers=integers)(rule)
 
 
 def in_float32(rule: Rule) -> Rule:

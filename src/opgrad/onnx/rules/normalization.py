@@ -16,7 +16,6 @@ from opgrad.onnx.rules.node import (
     numbers_of,
     ratio,
     reshape_like,
-    reshape_to,
     sizes_of,
     unbroadcast,
 )
@@ -167,7 +166,7 @@ def lrn(node: Node) -> Value:
 def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
     """For each channel the sum over the channels from `below` before to `above` behind it, divided by `size`."""
     body, size = node.body, node.get("size")
-    columns = reshape_to(values, body.concat(node.x.shape(0, 2), node.x.shape(2).product()))
+    columns = values.in_shape(body.concat(node.x.shape(0, 2), node.x.shape(2).product()))
     image = columns.unsqueeze(1)
     pooled = body.node("AveragePool", image, kernel_shape=[size, 1], pads=[below, 0, above, 0], count_include_pad=1)
     return reshape_like(pooled, node.x)

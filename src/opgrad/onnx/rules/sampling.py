@@ -20,7 +20,6 @@ from opgrad.onnx.rules.node import (
     in_float32,
     numbers_of,
     recomputed,
-    reshape_to,
     sizes_of,
 )
 
@@ -38,13 +37,13 @@ def grid_sample(node: Node) -> Value:
     if mode not in ("linear", "nearest", "cubic"):
         raise NoGradient(f"its mode is {mode!r}, expected linear, nearest or cubic")
     # Columns of the grid, one for each place; the first one names places along the last axis.
-    points = reshape_to(grid, body.concat(grid.shape(0, 1), grid.shape(1, axes + 1).product(), body.ints([axes])))
+    points = grid.in_shape(body.concat(grid.shape(0, 1), grid.shape(1, axes + 1).product(), body.ints([axes])))
     places = [_place(node, points.slice(axes - 1 - axis, axes - axis, 2).squeeze(2), axis) for axis in range(axes)]
     taps = [_taps(node, place, axis, mode) for axis, place in enumerate(places)]
-    images = reshape_to(x, body.concat(x.shape(0, 2), x.shape(2).product())).transpose(0, 2, 1)
+    images = x.in_shape(body.concat(x.shape(0, 2), x.shape(2).product())).transpose(0, 2, 1)
     total = reduce(Value.__add__, (tapped(node, images, each) for each in itertools.product(*taps)))
     out = grid.shape(1, axes + 1)
-    return reshape_to(total.transpose(0, 2, 1), body.concat(x.shape(0, 2), out)).like(node.x)
+    return total.transpose(0, 2, 1).in_shape(body.concat(x.shape(0, 2), out)).like(node.x)
 
 
 @gradient("AffineGrid", constant=(1,))
@@ -223,11 +222,7 @@ def _samples(node: Node, start: Value, length: Value, count: int, ratio: int, ax
     """
     body, size = node.body, node.x.shape(axis, axis + 1).squeeze(0)
     window = (length / count).unsqueeze(2)  # [regions, 1, 1], as all that follows has an axis of windows and of samples
-    own = (
-        body.full(window.shape(), ratio, window)
-        if ratio
-        else body.node("Max", window.apply("Ceil"), body.number(0, window))
-    )
+    own = window.filled(ratio) if ratio else body.node("Max", window.apply("Ceil"), body.number(0, window))
     most = body.concat(own.reshape([-1]), body.number(1, window).reshape([1])).apply("ReduceMax", keepdims=0)
     steps = body.range(most.cast(TensorProto.INT64)).like(start)
     several = body.node("Max", own, body.number(1, own))
