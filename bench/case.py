@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import opgrad
-from bench.cells import SWEEP, Cell
+from bench.cells import SWEEP, Cell, large_cases
 from bench.measure import GIVEN, NEW, WAYS, Call
 from opgrad.call.arrays import as_given, expanded, spec_of
 from opgrad.cli.examples import examples, expected
@@ -159,10 +159,10 @@ class Case:
 
 
 class GraphCase(Case):
-    """One of the large examples of an operator of training graphs, with memory for its results."""
+    """An operator of training graphs on one of its large cases, with memory for its results."""
 
     def arguments(self, cell: Cell) -> dict[str, Any]:
-        example = examples(cell.op, cell.dtype, large=True)[cell.workload.example]
+        example = examples(cell.op, cell.dtype, cases=large_cases(cell.op.name))[cell.workload.example]
         return {name: self.placed(value) for name, value in example.arguments.items()}
 
     def __init__(self, cell: Cell):

@@ -1,7 +1,10 @@
 """What is measured: the workloads of each kind of operator, in each dtype, and of losses and attention in PyTorch."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from opgrad.contract import FLOATS, Operator, Shape
@@ -139,7 +142,18 @@ SLICES = (
 
 
 EXAMPLE = Workload((), group=GRAPH, quick=True)
-MORE_EXAMPLES = {"conv_grad": 3}  # of the operators that have more than one large example
+
+
+@cache
+def large_cases(name: str) -> Sequence[Any]:
+    """The cases of an operator of training graphs, of which `opgrad.cli.examples` makes the large examples."""
+
+    def tuples(value: Any) -> Any:
+        return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+    text = Path(__file__).with_name("large.json").read_text(encoding="utf-8")
+    found = json.loads(text, object_hook=lambda each: {name: tuples(value) for name, value in each.items()})
+    return next(cases for names, cases in found.items() if name in names.split())
 
 
 # --- steps in PyTorch ------------------------------------------------------------------------------------------------
@@ -230,8 +244,7 @@ def _examples(op: Operator) -> list[Workload]:
     """The large examples of an operator of training graphs, the first of them quick, in the dtypes that it takes."""
     floats = {name for tensor in op.inputs.values() for name in tensor.dtypes}
     dtypes = tuple(dtype for dtype in (*DTYPES, UNASKED) if dtype in floats)
-    count = 1 + MORE_EXAMPLES.get(op.name, 0)
-    return [replace(EXAMPLE, example=number, quick=number == 0, dtypes=dtypes) for number in range(count)]
+    return [replace(EXAMPLE, example=i, quick=not i, dtypes=dtypes) for i in range(len(large_cases(op.name)))]
 
 
 def _of_shapes(op: Operator, table: Sequence[Workload], shapes: Sequence[Shape]) -> Iterator[Workload]:

@@ -12,10 +12,10 @@ from graph_cases import arrays_of, check_close, each_operator
 
 from bench import peers
 from bench.case import IN_PLACE, Case, GraphCase
-from bench.cells import DTYPES, EXAMPLE, Cell
+from bench.cells import DTYPES, EXAMPLE, Cell, large_cases
 from bench.measure import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
 from bench.torch_operators import fastest
-from opgrad.cli.examples import arrays, examples, layers, listed
+from opgrad.cli.examples import examples, listed
 from opgrad.cli.examples.arguments import error_in_ulp, reference
 from opgrad.ops import graph_operators, operators
 
@@ -26,12 +26,6 @@ PEER_TOLERANCE = 8  # ulp
 OTHER_NUMBERS = {"dropout", "lstm_grad"}
 # PyTorch is off, too: by a rounded tanh, times up to 10, where all but rounding cancels, or in sums of 25,088 terms.
 ROUNDED = {"gated_linear_unit_grad", "fast_gelu_grad", "bias_fast_gelu_grad_dx", "conv_grad", "conv_transpose_grad"}
-# Sizes in place of those that the large examples have.
-SMALL = {
-    "LARGE_ELEMENTS": (48, 33), "LARGE_GATE": (20, 35), "LARGE_ROWS": (70, 33), "LARGE_CHANNELS": (9, 5, 7, 6),
-    "LARGE_SCORES": (2, 3, 5, 33), "LARGE_ATTENTION": (1, 2, 2, 40, 40, 16, 16), "LARGE": (3, 2, 5, 6),
-    "LARGE_LOGITS": (40, 65), "LARGE_WEIGHTS": ((1000,),) * 3, "LARGE_IMAGES": (2, 3, 9, 8),
-}  # fmt: skip
 OTHER_ORDER = {"batch_norm_internal"}  # of torch's results behind the first
 
 
@@ -79,22 +73,30 @@ def test_our_call_computes_the_results(op, dtype, way):
 
 @each_operator
 def test_operators_of_training_graphs(monkeypatch, op):
-    monkeypatch.setattr("bench.case.examples", lambda *_, large: examples(op, "float32"))
+    monkeypatch.setattr("bench.case.examples", lambda *_, cases: examples(op, "float32"))
     case = GraphCase(Cell(op, EXAMPLE, "float32"))
     case.call()()
     assert case.error() < 64
     assert case.traffic == sum(array.nbytes for array in arrays_of(case.values) + arrays_of(case.results))
 
 
+def smaller(case):
+    """With smaller sizes in place of large ones, the same for the same."""
+    if isinstance(case, dict):
+        return {name: smaller(each) for name, each in case.items()}
+    if isinstance(case, tuple):
+        return tuple(map(smaller, case))
+    return case // 64 if isinstance(case, int) and case >= 200 else case
+
+
 @pytest.mark.skipif("torch" not in peers.installed(), reason="needs PyTorch")
 @pytest.mark.parametrize("name", [name for name in peers.TORCH if name in graph_operators()])
 def test_torch_computes_the_examples_of_training_graphs(monkeypatch, name):
     """We and torch compute the same of what is measured, in both ways, within the tolerance."""
-    for constant, small in SMALL.items():
-        monkeypatch.setattr(arrays if hasattr(arrays, constant) else layers, constant, small)
     op = graph_operators()[name]
-    every = examples(op, "float32", large=True)
-    monkeypatch.setattr("bench.case.examples", lambda *_, large: every)
+    cases = smaller(large_cases(name))
+    every = examples(op, "float32", cases=cases)[: len(cases)]
+    monkeypatch.setattr("bench.case.examples", lambda *_, cases: every)
     for place, example in enumerate(every):
         case = GraphCase(Cell(op, replace(EXAMPLE, example=place), "float32"))
         for way in WAYS:

@@ -9,6 +9,7 @@ import pytest
 from graph_cases import call, check_close
 
 import opgrad
+from bench.cells import large_cases
 from opgrad.cli.examples import examples
 from opgrad.cli.examples import expected as expected_of
 from opgrad.cli.examples.arrays import average_pool_grad as averages
@@ -96,7 +97,7 @@ def test_numbers_that_are_not_finite_stay_in_their_windows(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_large(dtype, threads):
     for op in (MAX, AVERAGE):
-        (example,) = examples(op, dtype, large=True)
+        (example,) = examples(op, dtype, cases=large_cases(op.name))
         small = {**example.arguments}
         count = {"max_pool_grad": 3, "average_pool_grad": 6}[op.name]
         small["dy"], small["shape"] = small["dy"][:count], (count, *small["shape"][1:])
@@ -147,6 +148,6 @@ def test_wrong_indices_are_named_before_anything_is_written():
 
 
 def test_examples_cover_every_attribute():
-    found = [example.arguments for example in averages(np.random.default_rng(0), False)]
+    found = [example.arguments for example in averages(np.random.default_rng(0))]
     for name in AVERAGE.attributes:
         assert len({str(each.get(name)) for each in found}) > 1, name

@@ -6,7 +6,7 @@ from accuracy import check_slopes
 from graph_cases import call, check_close
 
 import opgrad
-from opgrad.cli.examples import examples, expected, layers, listed
+from opgrad.cli.examples import examples, expected, listed
 from opgrad.ops import graph_operators
 
 OPERATORS = {name: graph_operators()[name] for name in ("lstm_training", "lstm_grad", "gru_training", "gru_grad")}
@@ -54,10 +54,8 @@ LARGER = [((5, 37, 150, 70), "forward", ("bias", "initial_h")), ((3, 19, 33, 131
 
 
 @pytest.mark.parametrize("op", OPERATORS.values(), ids=OPERATORS)
-def test_larger(op, threads, monkeypatch):
-    monkeypatch.setattr(layers, "SMALL", LARGER)
-    monkeypatch.setattr(layers, "EMPTY", [])
-    for example in examples(op, "float32"):
+def test_larger(op, threads):
+    for example in examples(op, "float32", cases=LARGER):
         opgrad.set_num_threads(2)
         together = call(op, example.arguments)
         check_close(together, expected(op, example.arguments), example.terms)

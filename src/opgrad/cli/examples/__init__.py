@@ -2,7 +2,7 @@
 
 They follow from the declaration (`opgrad.cli.examples.arguments`), unless arrays have shapes of their own, as those of
 operators that only training graphs have. Such an operator has a function of its name in one of the other files here. It
-takes a random generator and whether the benchmark asks, and gives small examples, several of them, or large ones.
+takes a random generator and cases, such as shapes, of which it makes examples; by default small ones of all kinds.
 """
 
 import math
@@ -13,17 +13,19 @@ import numpy as np
 
 from opgrad.call.arrays import as_given, expanded, spec_of
 from opgrad.cli.examples import arrays, layers
-from opgrad.cli.examples.arguments import PLANNED, Example, arguments, options_of, signature, widened
-from opgrad.contract import DTYPES, FLOATS, Array, Operator, Spec
+from opgrad.cli.examples.arguments import PLANNED, Example, arguments, options_of, signature
+from opgrad.cli.examples.arguments import expected as expected
+from opgrad.cli.examples.arguments import listed as listed
+from opgrad.contract import DTYPES, FLOATS, Operator, Spec
 
-Examples = Callable[[np.random.Generator, bool], Iterable[Example]]
+Examples = Callable[..., Iterable[Example]]
 FILES = (layers, arrays)
 
 
-def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) -> list[Example]:
+def examples(op: Operator, dtype: str, *, seed: int = 0, **cases: Any) -> list[Example]:
     """Examples for an operator, its floating-point arrays in this dtype, or in float32 where they cannot have it.
 
-    large: those for the benchmark, which an operator has whose examples are its own: one, or a few.
+    cases: in place of its own, for an operator that has a function here.
     """
     make = own_examples(op)
     if make is None:
@@ -33,7 +35,7 @@ def examples(op: Operator, dtype: str, *, large: bool = False, seed: int = 0) ->
             )
             for shape, options in options_of(op)
         ]
-    found = make(np.random.default_rng(seed), large)
+    found = make(np.random.default_rng(seed), **cases)
     return [Example(_converted(op, example.arguments, dtype), example.terms) for example in found]
 
 
@@ -56,20 +58,6 @@ def signatures(op: Operator, dtype: str) -> Iterator[tuple[Operator, list[Spec |
 def own_examples(op: Operator) -> Examples | None:
     """The function that makes an operator's examples; None if they follow from its declaration."""
     return next((getattr(file, op.name) for file in FILES if hasattr(file, op.name)), None)
-
-
-def expected(op: Operator, given: Mapping[str, Any]) -> list[Array]:
-    """The results of the float64 reference, one behind the other."""
-    exact = {name: widened(value) for name, value in given.items() if name not in ("out", "out_dtype")}
-    with np.errstate(all="ignore"):
-        return [np.asarray(each) for each in listed(op.reference(**exact))]
-
-
-def listed(results: Any) -> list[Any]:
-    """The results of a call, lists in them too, as one list."""
-    if not isinstance(results, tuple | list):
-        return [results]
-    return [array for each in results for array in listed(each)]
 
 
 def _converted(op: Operator, given: Mapping[str, Any], dtype: str) -> dict[str, Any]:

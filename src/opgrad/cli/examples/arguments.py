@@ -60,6 +60,9 @@ class Example:
     terms: int = 1
 
 
+Cases = Sequence[Any]  # of an operator: shapes, or tuples of what its examples are made of
+
+
 class ArraySource(Protocol):
     """Where sample arrays come from: random numbers in the arrays of some library."""
 
@@ -248,11 +251,21 @@ def tolerance(dtype: str, terms: int) -> float:
 
 def reference(op: Operator, values: Mapping[str, Any]) -> dict[str, Array]:
     """The results of an operator's reference in float64, by name."""
-    exact = {name: widened(value) for name, value in values.items()}
+    return dict(zip(op.results, expected(op, values), strict=True))
+
+
+def expected(op: Operator, given: Mapping[str, Any]) -> list[Array]:
+    """The results of the float64 reference, one behind the other."""
+    exact = {name: widened(value) for name, value in given.items() if name not in ("out", "out_dtype")}
     with np.errstate(all="ignore"):
-        results = op.reference(**exact)
-    several = results if isinstance(results, tuple) else (results,)
-    return {name: np.asarray(value) for name, value in zip(op.results, several, strict=True)}
+        return [np.asarray(each) for each in listed(op.reference(**exact))]
+
+
+def listed(results: Any) -> list[Any]:
+    """The results of a call, lists in them too, as one list."""
+    if not isinstance(results, tuple | list):
+        return [results]
+    return [array for each in results for array in listed(each)]
 
 
 def widened(value: Any) -> Any:
