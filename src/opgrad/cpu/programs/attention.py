@@ -157,6 +157,22 @@ class AttentionSteps(ProductSteps):
         block = max(1, min(rows // self.group, s.queries))
         return forward.TileSizes(*s, block)
 
+    def summing(self, sizes: forward.TileSizes) -> dict[str, Any]:
+        """The arguments with which sums over the keys are formed, for so many queries at a time."""
+        private, rows, keys = self.workspace.private, sizes.block * self.group, forward.KEYS
+        (k, k_panel), (v, v_panel) = self.private_panels(sizes.size, keys), self.private_panels(keys, sizes.v_size)
+        tile = private(rows * forward.PITCH), private(keys)
+        return {
+            "call": self.call(sizes),
+            "inputs": forward.ForwardInputs(self.heads("q"), self.heads("k"), self.heads("v"), *self.sink()),
+            "memory": forward.ForwardMemory(private(rows * sizes.size), k, v, k_panel, v_panel, *tile),
+        }
+
+    def sums(self, sizes: forward.TileSizes) -> forward.Sums:
+        """Private memory for the sums of so many queries."""
+        private, rows, pitch = self.workspace.private, sizes.block * self.group, round_up(sizes.v_size, self.lanes)
+        return forward.Sums(private(rows * pitch), pitch, private(rows), private(rows))
+
 
 # --- the gradient ---------------------------------------------------------------------------------------------------
 
@@ -184,9 +200,11 @@ class AttentionGradientSteps(AttentionSteps):
         arguments = {"dy": self.heads("dy"), "y": self.heads("y"), "lse": lse, "sizes": self.with_block(1)}
         arguments |= {"dlse": self.rows("dlse") if has_dlse else lse, "has_dlse": has_dlse, **self.of_queries}
         self.add_rows(backward_kernels.prepare_rows, s.batch * s.heads, s.queries, s.v_size, **arguments)
-        units = s.batch * s.heads * -(-s.queries // backward_kernels.ROWS)
-        sinks = backward_kernels.Sinks(*self.sink(), self.block_keys)
-        self.add_parts(backward_kernels.sum_far_rows, units, **self.memory, sinks=sinks)
+        sizes = self.with_block(backward_kernels.ROWS)._replace(v_size=0)  # nothing is summed with the values
+        given = {**self.summing(sizes), "sums": self.sums(sizes), **self.of_queries}
+        given["call"] = given["call"]._replace(drop=self.drop()._replace(threshold=0))
+        units = s.batch * s.kv_heads * -(-s.queries // sizes.block)
+        self.add_parts(backward_kernels.sum_far_rows, units, **given)
 
     def masks(self) -> None:
         """The step that writes dmask."""
@@ -353,17 +371,10 @@ def attention(problem: Problem) -> Program:
     if not s.batch * s.heads * s.queries:
         return b.program("attention", b.explain)
     sizes = b.with_block(ROWS)
-    rows, keys, private = sizes.block * b.group, forward.KEYS, b.workspace.private
-    (k, k_panel), (v, v_panel) = b.private_panels(s.size, keys), b.private_panels(keys, s.v_size)
-    tile = private(rows * forward.PITCH), private(keys)
-    arguments = {
-        "call": b.call(sizes),
-        "inputs": forward.ForwardInputs(b.heads("q"), b.heads("k"), b.heads("v"), *b.sink()),
-        "results": forward.ForwardResults(b.heads("y"), b.rows("lse"), int(b.given("y")), int(b.given("lse"))),
-        "memory": forward.ForwardMemory(private(rows * s.size), k, v, k_panel, v_panel, *tile),
-    }
+    rows, arguments = sizes.block * b.group, b.summing(sizes)
+    arguments["results"] = forward.ForwardResults(b.heads("y"), b.rows("lse"), int(b.given("y")), int(b.given("lse")))
     units, pitch = s.batch * s.kv_heads * -(-s.queries // sizes.block), round_up(s.v_size, b.lanes)
-    parts = min(-(-FEWEST_UNITS // units), s.keys // keys)
+    parts = min(-(-FEWEST_UNITS // units), s.keys // forward.KEYS)
     if parts > 1:  # the keys are cut into parts, so that there are units for threads
         sizes_ = forward.Parts(parts, ceil_div(s.keys, parts), rows)
         y, top, total = (b.workspace.shared(units * parts * rows * size) for size in (pitch, 1, 1))
@@ -371,8 +382,7 @@ def attention(problem: Problem) -> Program:
         b.add_parts(forward.attend_parts, units * parts, **arguments)
         b.add_parts(forward.join_parts, units, **arguments)
         return b.program("attention_parts", b.explain)
-    sums = forward.Sums(private(rows * pitch), pitch, private(rows), private(rows))
-    b.add_parts(forward.attend, units, **arguments, sums=sums)
+    b.add_parts(forward.attend, units, **arguments, sums=b.sums(sizes))
     return b.program("attention", b.explain)
 
 

@@ -13,7 +13,10 @@ from opgrad.cpu.compiler.parameters import Float, Pointer, Private, Units
 from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.kernels.attention.forward import (
     Attention,
+    ForwardInputs,
+    ForwardMemory,
     Heads,
+    Sums,
     TileSizes,
     bounded,
     first_span,
@@ -23,17 +26,17 @@ from opgrad.cpu.kernels.attention.forward import (
     pack_columns,
     pack_rows,
     place,
-    powers,
     put_kept,
     put_mask,
     queries_of,
     span_of,
-    write_capped,
+    sum_up,
+    unit_of,
 )
 from opgrad.cpu.kernels.gemm import CHUNK, VECTORS, multiply
 from opgrad.cpu.kernels.loops.fold import folded, sum_products, sum_range
 from opgrad.cpu.kernels.loops.map import clear, mapped, mapped_to_each, write_same, write_sum, write_times, write_zeros
-from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY, row_max
+from opgrad.cpu.kernels.loops.rows import MINUS_INFINITY
 from opgrad.cpu.kernels.numerics.elementary import LOG2_E, exp2_up_to_one, log, tanh
 
 ROWS = CHUNK  # of a tile
@@ -389,14 +392,6 @@ def sum_mask(
 FAR = constant(2.0**20, 2.0**49)  # from here on the rounding of a power is an error of more than 1/25 of all its sums
 
 
-class Sinks(NamedTuple):
-    """The sinks, if there are any, and the keys of a block."""
-
-    data: Pointer
-    is_given: int
-    keys: int
-
-
 @kernel
 def prepare_rows(
     units: Units, sizes: TileSizes, dy: Heads, y: Heads, lse: Heads, dlse: Heads, has_dlse,
@@ -444,94 +439,28 @@ def _is_far(power, row: int) -> bool:
     return v.first_lane(far) >= v.first_lane(FAR(far) + v.full(power, 0.0))
 
 
-@inline
-def _start(inputs: BackwardInputs, sinks: Sinks, head: int, at: int, count: int, far: Any) -> int:
-    """No keys are summed up yet: the sum is that of the sink. Returns how many rows are far, which `far` marks."""
-    found = 0
-    for row in range(count):
-        is_far = _is_far(inputs.power, at + row)
-        v.store_one(far, row, 1.0 if is_far else 0.0)
-        if is_far:
-            found += 1
-            top, total = MINUS_INFINITY, 0.0
-            if sinks.is_given:
-                top = v.first_lane(bounded(v.full(far, v.load_one(sinks.data, head))) * LOG2_E)
-                total = 0.0 if top == MINUS_INFINITY else 1.0
-            v.store_one(inputs.power, at + row, top)
-            v.store_one(inputs.rest, at + row, total)
-    return found
-
-
-@inline
-def _sum_up(line, begin: int, end: int, inputs: BackwardInputs, at: int) -> None:
-    """Scores [begin, end) of a query join its sum."""
-    top, total, largest = v.load_one(inputs.power, at), v.load_one(inputs.rest, at), row_max(line, begin, end)
-    if largest > top:
-        total = total * v.first_lane(exp2_up_to_one(v.full(line, top) - v.full(line, largest)))
-        top = largest
-    base = 0.0 if top == MINUS_INFINITY else top
-    added = powers((v.full(line, 0.0),), begin, end, (line,), (base,))[0]
-    v.store_one(inputs.power, at, top)
-    v.store_one(inputs.rest, at, total + v.reduce_add(added))
-
-
-@inline
-def _sum_tile(
-    call: Attention, inputs: BackwardInputs, packed: Packed, memory: BackwardMemory, at: Any, span: Any
-) -> None:
-    """Sum up the keys [key, stop) for packed queries [first, …) of a head.
-
-    span: the queries of a span among them, and its keys.
-    """
-    batch, head, first, key, stop = at
-    low, high, keys = span
-    sizes, seen, scores, _ = call
-    right, tile, columns, size = memory.keys, memory.tile, stop - key, sizes.size
-    source = place(inputs.k, batch, head // (sizes.heads // sizes.kv_heads), key)
-    pack_columns(right.k, right.k_panel, source, inputs.k.row, columns, size)
-    rows = range(low - first, high - first)
-    multiply(tile.p, tile.pitch, packed.q, size, 1, right.k, right.k_panel, size, columns, rows, 0)
-    for row in rows:
-        query, line = first + row, tile.p + row * tile.pitch
-        begin, end = keys_in_tile(seen, query, keys, key, columns)
-        if v.load_one(tile.kept, row) != 0.0 and begin < end:
-            if scores.cap != 0.0:
-                write_capped(line, begin, end, 0, (line,), (scores.cap,))
-            put_mask(line, begin, end, scores.mask.kind, mask_of(scores.mask, batch, head, query), key)
-            _sum_up(line, begin, end, inputs, (batch * sizes.heads + head) * sizes.queries + query)
-
-
-@inline
-def _finish(inputs: BackwardInputs, tile: Tile, at: int, count: int) -> None:
-    """Sums become the rests of powers."""
-    for row in range(count):
-        if v.load_one(tile.kept, row) != 0.0:
-            total = v.load_one(inputs.rest, at + row)
-            rest = v.first_lane(log(v.full(tile.kept, total))) * LOG2_E
-            v.store_one(inputs.rest, at + row, 0.0 if total == 0.0 else rest)
-            v.store_one(inputs.power, at + row, 0.0 if total == 0.0 else v.load_one(inputs.power, at + row))
-
-
 @kernel
 def sum_far_rows(
-    units: Units, call: Attention, inputs: BackwardInputs, packed: Packed, memory: BackwardMemory, sinks: Sinks
-):
-    """Replace powers that are far by the largest score and the logarithm of the sum; a unit is ROWS queries."""
-    sizes, seen, blocks = call.sizes, call.seen, -(-call.sizes.queries // ROWS)
+    units: Units, call: Attention, inputs: ForwardInputs, memory: ForwardMemory, sums: Sums, power: Pointer,
+    rest: Pointer,
+):  # fmt: skip
+    """Replace powers that are far by the largest score, rounded, and the logarithm of the sum.
+
+    Units are those of `attend`, whose sums are formed again for all rows of a unit that has such a power.
+    """
+    sizes = call.sizes
+    group = sizes.heads // sizes.kv_heads
     for unit in units:
-        first, head, batch = unit % blocks * ROWS, unit // blocks % sizes.heads, unit // blocks // sizes.heads
-        count, at = min(ROWS, sizes.queries - first), (batch * sizes.heads + head) * sizes.queries + first
-        if not _start(inputs, sinks, head, at, count, memory.tile.kept):
-            continue
-        pack_queries(call, inputs, packed, (batch, head), first, count)
-        for number in range(first_span(seen, batch, first), (batch + 1) * seen.count):
-            q, q_end, keys = span_of(seen, number)
-            if q >= first + count:
-                break
-            low, high = max(q, first), min(q_end, first + count)
-            key, end = keys_of_queries(seen, low, high, keys)
-            while low < high and key < end:
-                part = batch, head, first, key, min(key + sinks.keys, end)
-                _sum_tile(call, inputs, packed, memory, part, (low, high, keys))
-                key += sinks.keys
-        _finish(inputs, memory.tile, at, count)
+        batch, kv_head, first, rows = unit_of(sizes, unit)
+        begin, found = (batch * sizes.heads + kv_head * group) * sizes.queries + first, 0
+        for row in range(rows):
+            found += _is_far(power, begin + row % group * sizes.queries + row // group)
+        if found:
+            sum_up(call, inputs, memory, sums, unit, 0, sizes.keys)
+            for row in range(rows):
+                at = begin + row % group * sizes.queries + row // group
+                if _is_far(power, at):
+                    total = v.load_one(sums.total, row)
+                    more = v.first_lane(log(v.full(rest, total))) * LOG2_E
+                    v.store_one(power, at, 0.0 if total == 0.0 else v.load_one(sums.top, row))
+                    v.store_one(rest, at, 0.0 if total == 0.0 else more)

@@ -367,7 +367,7 @@ def _soften(scores, begin: int, end: int, row: int, size: int, sums: Any) -> Non
 
 
 @inline
-def _unit(sizes: TileSizes, unit: int) -> tuple[int, int, int, int]:
+def unit_of(sizes: TileSizes, unit: int) -> tuple[int, int, int, int]:
     """A unit's batch entry, head of keys, first query, and number of rows."""
     blocks = -(-sizes.queries // sizes.block)
     head, first = unit // blocks, unit % blocks * sizes.block
@@ -394,7 +394,7 @@ def _start(inputs: ForwardInputs, sizes: TileSizes, kv_head: int, rows: int, sum
 @inline
 def _finish(results: ForwardResults, sizes: TileSizes, unit: int, sums: Any) -> None:
     """Write y and lse of a unit's rows."""
-    batch, kv_head, first, rows = _unit(sizes, unit)
+    batch, kv_head, first, rows = unit_of(sizes, unit)
     group = sizes.heads // sizes.kv_heads
     for row in range(rows):
         head, query = kv_head * group + row % group, first + row // group
@@ -443,12 +443,12 @@ def _tile(call: Attention, inputs: ForwardInputs, memory: ForwardMemory, sums: A
 
 
 @inline
-def _sum_up(
+def sum_up(
     call: Attention, inputs: ForwardInputs, memory: ForwardMemory, sums: Any, unit: int, low: int, high: int
 ) -> None:
     """Sum up the keys [low, high) for the rows of a unit."""
     sizes, seen = call.sizes, call.seen
-    batch, kv_head, first, rows = _unit(sizes, unit)
+    batch, kv_head, first, rows = unit_of(sizes, unit)
     group, stop = sizes.heads // sizes.kv_heads, min(first + sizes.block, sizes.queries)
     _start(inputs, sizes, kv_head, rows, sums, low == 0)
     for row in range(rows):
@@ -473,7 +473,7 @@ def attend(
 ):
     """A unit is a block of queries of a head of keys."""
     for unit in units:
-        _sum_up(call, inputs, memory, sums, unit, 0, call.sizes.keys)
+        sum_up(call, inputs, memory, sums, unit, 0, call.sizes.keys)
         _finish(results, call.sizes, unit, sums)
 
 
@@ -491,7 +491,7 @@ def attend_parts(
     for unit in units:
         low = unit % parts.count * parts.keys
         own, high = _of_part(parts, sums, unit), min(low + parts.keys, call.sizes.keys)
-        _sum_up(call, inputs, memory, own, unit // parts.count, low, high)
+        sum_up(call, inputs, memory, own, unit // parts.count, low, high)
 
 
 write_joined = mapped(lambda a, b, of_a, of_b: a * of_a + b * of_b)
@@ -501,7 +501,7 @@ write_joined = mapped(lambda a, b, of_a, of_b: a * of_a + b * of_b)
 def join_parts(units: Units, call: Attention, parts: Parts, results: ForwardResults, sums: PartSums):
     """Add the sums of a block's parts to those of the first one, in their order; each is relative to its own top."""
     for unit in units:
-        _, _, _, rows = _unit(call.sizes, unit)
+        _, _, _, rows = unit_of(call.sizes, unit)
         total = _of_part(parts, sums, unit * parts.count)
         for part in range(1, parts.count):
             other = _of_part(parts, sums, unit * parts.count + part)
