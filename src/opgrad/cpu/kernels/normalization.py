@@ -161,16 +161,22 @@ def row_coefficients(rows, n, per_row, partial: Pointer, coefficients: Pointer):
         v.store_one(coefficients, 2 * row + 1, -t * inverse)
 
 
-class GradientKernels(NamedTuple):
-    """For whole rows, dx and the sums of blocks; for split rows, their sums, then dx and the sums of blocks by strips.
+@kernel
+def join_sums(columns: Units, blocks, partial: Rows, first: Pointer, second: Pointer, has_second):
+    """The sums of all blocks added up. partial: two rows for each block, of which the second need not count."""
+    for i in range(columns.start, columns.stop, v.lanes(partial.data)):
+        mask = v.first(partial.data, columns.stop - i)
+        v.store_masked(first, i, column_sum_of(partial.data + i, blocks, 2 * partial.step), mask)
+        if has_second:
+            v.store_masked(second, i, column_sum_of(partial.data + (partial.step + i), blocks, 2 * partial.step), mask)
 
-    add_blocks adds up the sums of all blocks.
-    """
+
+class GradientKernels(NamedTuple):
+    """For whole rows, dx and sums of blocks; for split rows, their sums, then dx and sums of blocks by strips."""
 
     rows: Kernel
     row_sums: Kernel
     strips: Kernel
-    add_blocks: Kernel
 
 
 def gradient_kernels(centered: bool) -> GradientKernels:
@@ -190,17 +196,8 @@ def gradient_kernels(centered: bool) -> GradientKernels:
             v.store_one(partial, 2 * unit, g)
             v.store_one(partial, 2 * unit + 1, t)
 
-    @kernel
-    def add_blocks(columns: Units, blocks, sums: Rows, dscale: Pointer, dbias: Pointer):
-        """dscale and dbias: the sums of all blocks of rows added up."""
-        for i in range(columns.start, columns.stop, v.lanes(sums.data)):
-            mask = v.first(sums.data, columns.stop - i)
-            v.store_masked(dscale, i, column_sum_of(sums.data + i, blocks, 2 * sums.step), mask)
-            if centered:
-                v.store_masked(dbias, i, column_sum_of(sums.data + (sums.step + i), blocks, 2 * sums.step), mask)
-
     by_rows, by_strips = rows_kernel(centered, by_strips=False), rows_kernel(centered, by_strips=True)
-    return GradientKernels(by_rows, sum_row_blocks, by_strips, add_blocks)
+    return GradientKernels(by_rows, sum_row_blocks, by_strips)
 
 
 LAYER_GRADIENT, SIMPLIFIED_GRADIENT = gradient_kernels(centered=True), gradient_kernels(centered=False)
@@ -598,16 +595,6 @@ def grad_sums(units: Units, shape: ColumnStrips, arrays: (Pointer, Pointer), wid
             add_gradients((g, t), begin, end, (dy + row, x + row, mean, g, t), ())
 
 
-@kernel
-def join_sums(columns: Units, blocks, partial: Rows, joined: Rows):
-    """The sums of all blocks added up."""
-    for i in range(columns.start, columns.stop, v.lanes(partial.data)):
-        first = partial.data + i
-        second = first + partial.step
-        v.store(joined.data, i, column_sum_of(first, blocks, 2 * partial.step))
-        v.store(joined.data, joined.step + i, column_sum_of(second, blocks, 2 * partial.step))
-
-
 BY_COLUMNS_BACKWARD = ColumnKernels(grad_sums, join_sums, column_writer(6, batch_gradient))
 
 
@@ -650,14 +637,14 @@ def _sum_moments(total, arrays, block: int, numbers):
 
 
 @kernel
-def join_moments(columns: Units, blocks, samples, partial: Rows, joined: Rows):
+def join_moments(columns: Units, blocks, samples, partial: Rows, first: Pointer, second: Pointer):
     """The moments of all blocks joined."""
     step, zeros = partial.step, (v.full(partial.data, 0.0),)
     for i in range(columns.start, columns.stop, v.lanes(partial.data)):
         arrays = (partial.data + i,)
         mean = _sum_means(zeros, 0, blocks, arrays, (samples, step))[0] * v.number(partial.data, 1.0 / samples)
-        v.store(joined.data, i, mean)
-        v.store(joined.data, joined.step + i, _sum_moments(zeros, 0, blocks, arrays, (samples, step, mean))[0])
+        v.store(first, i, mean)
+        v.store(second, i, _sum_moments(zeros, 0, blocks, arrays, (samples, step, mean))[0])
 
 
 BY_COLUMNS = ColumnKernels(moments_of_columns, join_moments, column_writer(4, batch_normalized))

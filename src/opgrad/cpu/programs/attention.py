@@ -17,7 +17,7 @@ from opgrad.cpu.kernels.attention import backward as backward_kernels
 from opgrad.cpu.kernels.attention import forward
 from opgrad.cpu.kernels.rotary import turn
 from opgrad.cpu.kernels.softmax.rows import soften, soften_back, sum_parts
-from opgrad.cpu.programs.building import ProductSteps, ProgramSteps
+from opgrad.cpu.programs.building import ProductSteps, ProgramSteps, row_sizes
 from opgrad.cpu.programs.indexing import check_indices
 from opgrad.cpu.programs.softmax import softmax, softmax_grad
 from opgrad.cpu.runtime.plan import Address, Program, Scratch, ceil_div, round_up
@@ -321,12 +321,6 @@ ROWS: Final = 192  # of a tile of attention's scores
 FEWEST_UNITS: Final = 16  # into which attention is cut, if there are keys enough
 
 
-def _row_sizes(problem: Problem, name: str) -> tuple[int, int]:
-    """How many rows there are, and how long they are."""
-    shape, start = problem.specs[name].shape, problem.attributes["axis"].start
-    return math.prod(shape[:start]), math.prod(shape[start:])
-
-
 def _as_rows(problem: Problem, shape: Shape, repeated: Mapping[str, int], **attributes: float) -> Problem:
     """The problem on arrays of this shape, reduced over the last axis; `repeated` ones stay the same along an axis."""
 
@@ -344,7 +338,7 @@ def _as_rows(problem: Problem, shape: Shape, repeated: Mapping[str, int], **attr
 
 
 def bias_softmax(problem: Problem) -> Program:
-    rows, n = _row_sizes(problem, "x")
+    rows, n = row_sizes(problem, "x")
     if not rows * n:
         return Program(())
     count = math.prod(problem.specs["bias"].shape) // n
@@ -355,7 +349,7 @@ def bias_softmax(problem: Problem) -> Program:
 
 def softmax_dropout_grad(problem: Problem) -> Program:
     """Dropout's mask is that of the gradient's elements, whose scale is that of the result."""
-    rows, n = _row_sizes(problem, "dy")
+    rows, n = row_sizes(problem, "dy")
     if not rows * n:
         return Program(())
     by_rows = _as_rows(problem, (1, rows, n), {}, result_scale=kept_scale(problem.attributes["ratio"]))

@@ -74,6 +74,12 @@ class ProgramSteps:
         return self.problem.operands.get(name) is not None
 
 
+def row_sizes(problem: Problem, name: str) -> tuple[int, int]:
+    """How many rows an operand has, whose elements are those from the attribute `axis` on, and how long they are."""
+    shape, start = problem.specs[name].shape, problem.attributes["axis"].start
+    return math.prod(shape[:start]), math.prod(shape[start:])
+
+
 def elementwise_operator(kernel: Kernel, result: str, *inputs: str) -> Callable[[Problem], Program]:
     """The function from problem to program of an elementwise operator. `inputs` are the formula's, in order."""
 

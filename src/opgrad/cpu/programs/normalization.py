@@ -11,7 +11,7 @@ from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import normalization as kernels
 from opgrad.cpu.kernels.loops.fold import BLOCK, CHUNK
-from opgrad.cpu.programs.building import ProgramSteps
+from opgrad.cpu.programs.building import ProgramSteps, row_sizes
 from opgrad.cpu.runtime.plan import Program, ceil_div, round_up
 
 LONGEST_ROW = 1 << 15  # elements: three arrays' rows of float32 still fit the second-level cache
@@ -24,32 +24,27 @@ CHANNEL_BYTES, FEW_CHANNELS = 1 << 19, 8
 # --- layer normalization -------------------------------------------------------------------------------------------
 
 
-def _sizes(problem: Problem) -> tuple[int, int]:
-    """The number of rows and their length."""
-    shape, axis = problem.specs["x"].shape, problem.attributes["axis"].start
-    return math.prod(shape[:axis]), math.prod(shape[axis:])
-
-
 def _statistics(problem: Problem) -> dict[str, Any]:
     """The mean of each row, if there is one, and 1 / standard deviation."""
     return {"means": problem.operands.get("mean"), "inv_stds": problem["inv_std"]}
 
 
 def _forward(problem: Problem, kernel: Kernel) -> Program:
-    steps, (rows, n) = ProgramSteps(problem), _sizes(problem)
+    steps, (rows, n) = ProgramSteps(problem), row_sizes(problem, "x")
     bias = problem.operands.get("bias") or problem["scale"]  # without one any array of that length
     steps.add(kernel, rows, n=n, bias=bias, **_statistics(problem))
     return steps.program()
 
 
 def _backward(problem: Problem, layer: kernels.GradientKernels) -> Program:
-    steps, (rows, n) = ProgramSteps(problem), _sizes(problem)
+    steps, (rows, n) = ProgramSteps(problem), row_sizes(problem, "x")
     if not n:
         return steps.program()
     per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
     blocks, step = ceil_div(rows, per_block), round_up(n, steps.lanes)
     arguments = {"rows": rows, "n": n, "per_block": per_block, "blocks": blocks, "coefficients": None}
-    arguments |= {"sums": Rows(steps.workspace.shared(blocks * 2 * step), step), **_statistics(problem)}
+    sums: Any = Rows(steps.workspace.shared(blocks * 2 * step), step)
+    arguments |= {"sums": sums, **_statistics(problem)}
     if n > LONGEST_ROW or (rows < FEW_ROWS and n > 2 * kernels.ROW_STRIP):
         per_row = ceil_div(n, BLOCK)  # threads share a row
         partial_sums, coefficients = steps.workspace.shared(2 * rows * per_row), steps.workspace.shared(2 * rows)
@@ -59,8 +54,9 @@ def _backward(problem: Problem, layer: kernels.GradientKernels) -> Program:
         steps.add(layer.strips, blocks * ceil_div(n, kernels.ROW_STRIP), **arguments)
     else:
         steps.add(layer.rows, blocks, **arguments)
-    dbias = problem.operands.get("dbias")
-    steps.add_parts(layer.add_blocks, n, kernels.ROW_STRIP, **arguments, dbias=dbias)
+    dscale, dbias = problem["dscale"], problem.operands.get("dbias")
+    results = {"first": dscale, "second": dbias, "has_second": dbias is not None}
+    steps.add_parts(kernels.join_sums, n, kernels.ROW_STRIP, blocks=blocks, partial=sums, **results)
     return steps.program()
 
 
@@ -129,10 +125,12 @@ class _BatchSteps(ProgramSteps):
             self.columns = columns = channels * size
             blocks, strips = ceil_div(samples, kernels.SAMPLES), ceil_div(columns, kernels.STRIP)
             self.units, self.joined = blocks * strips, self._rows(2, columns)
+            first: Any = self.joined.data
             wide: Any = self._rows(by_planes.numbers, columns)
             numbers = [Rows(wide.data.moved(row * wide.step), 0) for row in range(by_planes.numbers)]
             operands = (*(Rows(each, columns) for each in self.read), *numbers)
-            self.arguments |= {"operands": operands, "wide": wide, "joined": self.joined}
+            self.arguments |= {"operands": operands, "wide": wide, "first": first}
+            self.arguments |= {"second": first.moved(self.joined.step), "has_second": True}
             self.arguments |= {"shape": kernels.ColumnStrips(samples, columns, strips), "blocks": blocks}
             self.arguments["partial"] = self._rows(2 * blocks, columns)
 
