@@ -18,7 +18,6 @@ from opgrad.contract import (
     chosen,
     like,
     one_number,
-    one_of,
     operator,
     shaped_like,
 )
@@ -386,7 +385,6 @@ def sink_softmax_grad(
     return y * (dy - total[..., None]), -(rest * total).sum((0, 2))
 
 
-LAYOUTS = ("BHLD", "BLHD")
 PACKED = 3  # axes of x where a token's heads lie in one axis: [B, L, H * D]
 
 
@@ -405,9 +403,14 @@ class Rotation(NamedTuple):
     table: Shape
 
 
-def rotation(operator: str, array: str, shapes: Shapes, attributes: Attributes) -> Rotation:
-    """The sizes of a call of `operator` whose first array is called `array`. Raises its ValueError."""
-    shape, heads = shapes[array], attributes["num_heads"]
+FORWARD, BACKWARD = "rotary_embedding", "rotary_embedding_grad"
+ARRAYS = {FORWARD: "x", BACKWARD: "dy"}
+
+
+def rotation(operator: str, shapes: Shapes, attributes: Attributes) -> Rotation:
+    """The sizes of a call of `operator`. Raises its ValueError."""
+    array, heads = ARRAYS[operator], attributes["num_heads"]
+    shape = shapes[array]
     if len(shape) == PACKED:
         batch, tokens, width = shape
         if heads < 1 or width % heads:
@@ -415,7 +418,7 @@ def rotation(operator: str, array: str, shapes: Shapes, attributes: Attributes) 
             raise ValueError(f"{what}, the last size of {array}, which has 3 dimensions")
         heads_first, size = False, width // heads
     else:
-        heads_first = attributes["layout"] == LAYOUTS[0]
+        heads_first = attributes["layout"] == "BHLD"
         batch, size = shape[0], shape[3]
         found, tokens = (shape[1], shape[2]) if heads_first else (shape[2], shape[1])
         if heads not in (0, found):
@@ -436,22 +439,14 @@ def rotation(operator: str, array: str, shapes: Shapes, attributes: Attributes) 
     return Rotation(batch, heads, tokens, size, half, heads_first, table)
 
 
-FORWARD, BACKWARD = "rotary_embedding", "rotary_embedding_grad"
-ARRAYS = {FORWARD: "x", BACKWARD: "dy"}
 TABLE = "half of the turned elements of a head for each token, or for each position"
-ROTARY_ATTRIBUTES = {"interleaved": 0, "rotary_embedding_dim": 0, "num_heads": 0, "layout": LAYOUTS[0]}
+ROTARY_ATTRIBUTES = {"interleaved": 0, "rotary_embedding_dim": 0, "num_heads": 0, "layout": "BHLD"}
 ROTARY_INPUTS = ("cos_cache", "sin_cache", "position_ids?")
-
-RotaryLayout = Annotated[str, one_of(*LAYOUTS)]
-
-
-def _sizes(name: str, shapes: Shapes, attributes: Attributes) -> Rotation:
-    return rotation(name, ARRAYS[name], shapes, attributes)
 
 
 def _cos(name: str) -> Tensor:
     def shape(shapes: Shapes, attributes: Attributes) -> Shape:
-        return _sizes(name, shapes, attributes).table
+        return rotation(name, shapes, attributes).table
 
     return Tensor(FLOATS, shape, TABLE, dtype_of=ARRAYS[name], ranks=range(2, 4))
 
@@ -462,7 +457,7 @@ def _sin(name: str) -> Tensor:
 
 def _positions(name: str) -> Tensor:
     def shape(shapes: Shapes, attributes: Attributes) -> Shape:
-        sizes = _sizes(name, shapes, attributes)
+        sizes = rotation(name, shapes, attributes)
         return sizes.batch, sizes.tokens
 
     return Tensor(INTEGERS, shape, f"batch and tokens of {ARRAYS[name]}", ranks=range(2, 3))
@@ -500,7 +495,7 @@ def _turned(x: Array, sizes: Rotation, cos: Array, sin: Array, positions: Array 
 def rotary_embedding(
     x: Annotated[Array, Tensor(FLOATS, ranks=range(3, 5))], cos_cache: Annotated[Array, _cos(FORWARD)],
     sin_cache: Annotated[Array, _sin(FORWARD)], position_ids: Annotated[Array, _positions(FORWARD)] | None = None,
-    interleaved: bool = False, rotary_embedding_dim: int = 0, num_heads: int = 0, layout: RotaryLayout = "BHLD",
+    interleaved: bool = False, rotary_embedding_dim: int = 0, num_heads: int = 0, layout: Layout = "BHLD",
     *, out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Rotary position embedding: turns pairs of each head's elements by angles that belong to the token's position.
@@ -529,7 +524,7 @@ def rotary_embedding(
              [0., 1.]]]], dtype=float32)
     """
     given = {"num_heads": num_heads, "layout": layout, "rotary_embedding_dim": rotary_embedding_dim}
-    sizes = _sizes(FORWARD, {"x": x.shape, "cos_cache": cos_cache.shape}, given)
+    sizes = rotation(FORWARD, {"x": x.shape, "cos_cache": cos_cache.shape}, given)
     return _turned(x, sizes, cos_cache, sin_cache, position_ids, interleaved)
 
 
@@ -543,7 +538,7 @@ def rotary_embedding(
 def rotary_embedding_grad(
     dy: Annotated[Array, Tensor(FLOATS, ranks=range(3, 5))], cos_cache: Annotated[Array, _cos(BACKWARD)],
     sin_cache: Annotated[Array, _sin(BACKWARD)], position_ids: Annotated[Array, _positions(BACKWARD)] | None = None,
-    interleaved: bool = False, rotary_embedding_dim: int = 0, num_heads: int = 0, layout: RotaryLayout = "BHLD",
+    interleaved: bool = False, rotary_embedding_dim: int = 0, num_heads: int = 0, layout: Layout = "BHLD",
     *, out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Gradient of rotary_embedding with respect to x: the rotation by the same angles the other way round.
@@ -564,5 +559,5 @@ def rotary_embedding_grad(
              [ 0., -1.]]]], dtype=float32)
     """
     given = {"num_heads": num_heads, "layout": layout, "rotary_embedding_dim": rotary_embedding_dim}
-    sizes = _sizes(BACKWARD, {"dy": dy.shape, "cos_cache": cos_cache.shape}, given)
+    sizes = rotation(BACKWARD, {"dy": dy.shape, "cos_cache": cos_cache.shape}, given)
     return _turned(dy, sizes, cos_cache, -sin_cache, position_ids, interleaved)

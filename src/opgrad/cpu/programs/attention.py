@@ -292,7 +292,7 @@ def sink_softmax_grad(problem: Problem) -> Program:
 
 
 def _turning(problem: Problem, operator: str, source: str, target: str, sign: float) -> Program:
-    steps, sizes = ProgramSteps(problem), rotation(operator, source, problem.shapes, dict(problem.attributes))
+    steps, sizes = ProgramSteps(problem), rotation(operator, problem.shapes, dict(problem.attributes))
     cos, positions, explain = problem.shapes["cos_cache"], problem["position_ids"], None
     count = cos[0] if positions else 0
     if positions:
