@@ -129,28 +129,20 @@ def pack_transposed(units: Units, panels, rows, depth, x: LayerMatrix, packed: P
 
 
 @kernel
-def pack_rows(units: Units, panels, blocks, rows, columns, x: LayerMatrix, packed: Panels):
-    """Packs x; a unit is a block of a panel."""
+def pack_rows(units: Units, panels, blocks, rows, columns, shift, x: LayerMatrix, first: States, packed: Panels):
+    """Packs x; a unit is a block of a panel.
+
+    shift: 0, or how far each block's place in x is from that of the step before it in the first direction's time; the
+    block of that step is packed then, and the first states where there is none.
+    """
     w = VECTORS * v.lanes(packed.data)
     for unit in units:
         block, panel = unit % blocks, unit // blocks
         direction, panel = panel // panels, panel % panels
         target = packed.data + (direction * packed.direction + panel * packed.panel + block * rows * w)
-        source = x.data + (x.first + direction * x.direction + block * x.block + panel * w)
-        pack_panel(target, source, x.row, rows, columns - panel * w)
-
-
-@kernel
-def pack_before(units: Units, panels, steps, rows, columns, reverse, x: LayerMatrix, first: States, packed: Panels):
-    """Pack the states before each step: those of the step before in the direction's time, or the first states."""
-    w = VECTORS * v.lanes(packed.data)
-    for unit in units:
-        step, panel = unit % steps, unit // steps
-        direction, panel = panel // panels, panel % panels
-        target = packed.data + (direction * packed.direction + panel * packed.panel + step * rows * w)
-        before = step + 1 if reverse or direction else step - 1
+        before = block + (-shift if direction else shift)
         source, row = first.data + direction * first.direction, first.row
-        if 0 <= before < steps:
+        if 0 <= before < blocks:
             source, row = x.data + (x.first + direction * x.direction + before * x.block), x.row
         pack_panel(target, source + panel * w, row, rows, columns - panel * w)
 

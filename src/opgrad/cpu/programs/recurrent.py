@@ -140,14 +140,21 @@ class RecurrentSteps(ProductSteps):
         self.add(recurrent.pack_transposed, self.directions * count, 2 * packed.panel * self.item, **arguments)
         return packed
 
-    def packed(self, x: LayerMatrix, blocks: int, rows: int, columns: int, directions: int | None = None) -> Panels:
-        """The first columns of a matrix, of so many blocks of rows; packed when they are first asked for."""
+    def packed(
+        self, x: LayerMatrix, blocks: int, rows: int, columns: int, directions: int | None = None, shift: int = 0,
+        first: States | None = None,
+    ) -> Panels:  # fmt: skip
+        """The first columns of a matrix, of so many blocks of rows; packed when they are first asked for.
+
+        shift, first: see the kernel.
+        """
         directions = self.directions if directions is None else directions
-        key = x, blocks, rows, columns, directions
+        key = x, blocks, rows, columns, directions, shift
         if key in self._packed:
             return self._packed[key]
         packed, count = self.memory_of_panels(blocks * rows, columns, directions)
         arguments = {"panels": count, "blocks": blocks, "rows": rows, "columns": columns, "x": x, "packed": packed}
+        arguments |= {"shift": shift, "first": first or States(x.data, 0, 0)}
         units, unit_bytes = directions * count * blocks, 2 * rows * self.width * self.item
         self.add(recurrent.pack_rows, units, unit_bytes, **arguments)
         self._packed[key] = packed
@@ -159,13 +166,8 @@ class RecurrentSteps(ProductSteps):
 
     def packed_before(self) -> Panels:
         """The states before each step."""
-        packed, count = self.memory_of_panels(self.all_rows, self.hidden, self.directions)
-        arguments = {"panels": count, "steps": self.length, "rows": self.batch, "columns": self.hidden}
-        arguments |= {"reverse": self.layer.reverse, "x": self.states_of_steps("y"), "packed": packed}
-        arguments["first"] = self.states("initial_h")
-        units, unit_bytes = self.directions * count * self.length, 2 * self.batch * self.width * self.item
-        self.add(recurrent.pack_before, units, unit_bytes, **arguments)
-        return packed
+        y, shift = self.states_of_steps("y"), 1 if self.layer.reverse else -1
+        return self.packed(y, self.length, self.batch, self.hidden, shift=shift, first=self.states("initial_h"))
 
     # --- products over all steps ------------------------------------------------------------------------------------
 
