@@ -11,8 +11,7 @@ from samples import dispatcher
 import opgrad
 from opgrad.cli.examples import examples, listed
 from opgrad.cli.examples import expected as expected_of
-from opgrad.cli.examples.arrays import _convolution as convolved
-from opgrad.cli.examples.arrays import _transposed as transposed
+from opgrad.cli.examples.arrays import convolved, transposed
 from opgrad.cpu.programs import convolution
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.windows import axes
@@ -142,7 +141,7 @@ def test_larger(case, dtype, threads):
 
 def test_matrices_of_windows_take_every_attribute(monkeypatch, threads):
     """What is chosen for windows that are large beside the images holds for all."""
-    monkeypatch.setattr(convolution, "by_windows", lambda layout, sizes: True)
+    monkeypatch.setattr(convolution, "by_windows", lambda *_: True)
     for example in (*examples(CONV, "float32"), *examples(CONV, "bfloat16")):
         found = []
         for number in (2, 1):

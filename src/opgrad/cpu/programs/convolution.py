@@ -10,22 +10,19 @@ windows are faster, and take the place of signals.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from opgrad.base.locks import once
-from opgrad.contract import DTYPES
 from opgrad.contract.signature import Problem
-from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
+from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import convolution, gemm
 from opgrad.cpu.kernels.convolution import Gathered, GridSteps, Images, ImageSizes, Ranges, Signals, WindowTables
 from opgrad.cpu.programs.arithmetic import add_sums, grouped
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.programs.layout import precision
 from opgrad.cpu.runtime.plan import Program, round_up
 from opgrad.ops.reference.windows import MOST_AXES, WindowAxis, convolution_axes, transposed_axes
 
@@ -105,61 +102,27 @@ FEWEST_UNITS: Final = 32  # of dot products, if there are so many tiles
 MOST_COLUMNS: Final = 48  # of a unit of dot products: a block of 4 KiB of each column stays in the second-level cache
 
 
-@dataclass(frozen=True)
-class SignalSizes:
-    """The sizes of the problem, and of its signals for so many images at a time."""
-
-    batch: int
-    group: int
-    filters: int  # of a group
-    channels: int  # of a group
-    taps: int
-    phases: int
-    grid: int
-    reach: int
-    images: int
-    lanes: int
-
-    @property
-    def tile(self) -> int:
-        """The elements of a row of a tile."""
-        return convolution.COLUMNS * self.lanes
-
-    @property
-    def pad(self) -> int:
-        """The zeros before a signal; there are as many behind it."""
-        return round_up(self.reach, self.lanes)
-
-    @property
-    def pitch(self) -> int:
-        """The distance from one signal to the next.
-
-        It is no multiple of 4 KiB: numbers at such distances compete for the same places in the cache.
-        """
-        size = 2 * self.pad + round_up(self.images * self.grid, self.tile)
-        return size + self.lanes if size * 4 % 4096 == 0 else size
-
-    def length(self, images: int) -> int:
-        """The numbers of a signal of so many images, in whole vectors."""
-        return round_up(images * self.grid, self.lanes)
-
-
 class GradientSteps(ProgramSteps):
-    """Puts the steps together, for some images at a time. The workspace holds the sums of dw and db over all images."""
+    """Puts the steps together, for some images at a time. The workspace holds the sums of dw and db over all images.
+
+    filters, channels: of a group. grid: the numbers of an image in a signal.
+    """
 
     name = ""
+    images_at_once: int
 
-    def __init__(self, problem: Problem, layout: SignalLayout, sizes: SignalSizes, wanted: Sequence[str]):
+    def __init__(self, problem: Problem, layout: SignalLayout, wanted: Sequence[str]):
         super().__init__(problem)
-        self.layout, self.sizes, self.wanted = layout, sizes, wanted
-        self.images_at_once = sizes.images
+        filters, self.channels, *_ = problem.specs["w"].shape
+        self.layout, self.wanted, self.grid = layout, wanted, math.prod(layout.grid)
+        self.batch, self.group, self.taps = problem.specs["x"].shape[0], problem.attributes["group"], len(layout.taps)
+        self.filters = filters // self.group
         counts = {name: math.prod(problem.specs[name].shape) for name in wanted if name != "dx"}
         self.sums = {name: self.workspace.shared(count) for name, count in counts.items()}
 
     def of_all_images(self) -> Program:
-        batch = self.sizes.batch
-        for first in range(0, batch, self.images_at_once):
-            self.chunk(Images(first, min(self.images_at_once, batch - first)))
+        for first in range(0, self.batch, self.images_at_once):
+            self.chunk(Images(first, min(self.images_at_once, self.batch - first)))
         for name, sums in self.sums.items():
             n = math.prod(self.problem.specs[name].shape)
             self.add(convolution.copy_sums, n, 2 * self.item, sums=sums, y=self.problem[name])
@@ -190,23 +153,33 @@ class SignalSteps(GradientSteps):
 
     name = "signals"
 
-    def __init__(self, problem: Problem, layout: SignalLayout, sizes: SignalSizes, wanted: Sequence[str]):
-        super().__init__(problem, layout, sizes, wanted)
-        self.windows = self.signals(sizes.filters, 1)
-        self.field = self.signals(sizes.channels, sizes.phases)
+    def __init__(self, problem: Problem, layout: SignalLayout, wanted: Sequence[str]):
+        super().__init__(problem, layout, wanted)
+        self.phases, self.tile = len(layout.phases), convolution.COLUMNS * self.lanes
+        image_bytes = self.item * self.grid * self.group * (self.filters + self.channels * self.phases)
+        self.images_at_once = max(1, min(self.batch, CHUNK_BYTES // image_bytes))
+        self.pad = round_up(layout.reach, self.lanes)  # zeros before a signal; there are as many behind it
+        # Signals that lie a multiple of 4 KiB apart would compete for the same places in the cache.
+        size = 2 * self.pad + round_up(self.images_at_once * self.grid, self.tile)
+        self.pitch = size + self.lanes if size * 4 % 4096 == 0 else size
+        self.windows = self.signals(self.filters, 1)
+        self.field = self.signals(self.channels, self.phases)
 
     def signals(self, channels: int, phases: int) -> Signals:
         """The signals of so many channels of each group."""
-        s = self.sizes
-        channel = phases * s.pitch
-        data: Any = self.workspace.shared(s.group * channels * channel)
-        return Signals(data, channels * channel, channel, s.pitch, s.pad)
+        channel = phases * self.pitch
+        data: Any = self.workspace.shared(self.group * channels * channel)
+        return Signals(data, channels * channel, channel, self.pitch, self.pad)
+
+    def length(self, images: int) -> int:
+        """The numbers of a signal of so many images, in whole vectors."""
+        return round_up(images * self.grid, self.lanes)
 
     # --- images to signals and back ---------------------------------------------------------------------------------
 
     def to_signals(self, name: str, signals_: Signals, sizes: Mapping[str, Any], images: Images) -> None:
         units = sizes["planes"].channels * sizes["phases"]
-        unit_bytes = 2 * self.item * images.count * self.sizes.grid
+        unit_bytes = 2 * self.item * images.count * self.grid
         self.add(
             convolution.to_signals, units, unit_bytes, **sizes, images=images, x=self.problem[name], signals=signals_
         )
@@ -215,23 +188,22 @@ class SignalSteps(GradientSteps):
         """Write dx."""
         units = sizes["planes"].channels * images.count
         own = {"images": images, "covered": covered, "x": self.problem["dx"], "signals": signals_}
-        unit_bytes = 2 * self.item * self.sizes.grid * sizes["phases"]
+        unit_bytes = 2 * self.item * self.grid * sizes["phases"]
         self.add(convolution.from_signals, units, unit_bytes, **sizes, **own)
 
     @once
     def window_images(self) -> dict[str, Any]:
         counts = [axis.count for axis in self.layout.along]
-        return self.images([[(0, count, 0) for count in counts]], counts, (1, 1, 1), self.sizes.filters)
+        return self.images([[(0, count, 0) for count in counts]], counts, (1, 1, 1), self.filters)
 
     @once
     def field_images(self) -> dict[str, Any]:
         along = self.layout.along
         sizes, strides = [axis.size for axis in along], tuple(axis.stride for axis in along)
-        return self.images(self.layout.sources, sizes, strides, self.sizes.channels)
+        return self.images(self.layout.sources, sizes, strides, self.channels)
 
     def images(self, sources: Any, sizes: Sequence[int], steps: Sequence[int], channels: int) -> dict[str, Any]:
         """The kernels' arguments about images: their sizes, and the places of their elements in the grid."""
-        s = self.sizes
         along = [list(each) for each in zip(sizes, steps, self.layout.grid, strict=True)]
         ranges = [[list(each) for each in phase] for phase in sources]
         if along[2][0] == along[2][2] and along[1][1] == along[2][1] == 1:
@@ -240,11 +212,11 @@ class SignalSteps(GradientSteps):
             ranges = [[d, [0, 1, 0], [each * sizes[2] for each in h]] for d, h, _ in ranges]
         (depth, step_d, _), (height, step_h, grid_h), (width, step_w, grid_w) = along
         return {
-            "planes": ImageSizes(channels * s.group, depth, height, width),
-            "grid": GridSteps(s.grid, grid_h, grid_w, step_d, step_h, step_w),
+            "planes": ImageSizes(channels * self.group, depth, height, width),
+            "grid": GridSteps(self.grid, grid_h, grid_w, step_d, step_h, step_w),
             "phases": len(ranges),
             "table": self.tables.add(ranges),
-            "filled": all(math.prod(high - low for low, high, _ in each) == s.grid for each in ranges),
+            "filled": all(math.prod(high - low for low, high, _ in each) == self.grid for each in ranges),
         }
 
     # --- products ---------------------------------------------------------------------------------------------------
@@ -252,25 +224,23 @@ class SignalSteps(GradientSteps):
     @once
     def field_shifts(self) -> int:
         """The table of the places in `field` at which a channel's signal begins for each element of a window."""
-        s = self.sizes
-        taps = np.array([phase * s.pitch + shift + s.pad for phase, shift in self.layout.taps])
-        return self.tables.add(np.arange(s.channels)[:, None] * self.field.channel + taps)
+        taps = np.array([phase * self.pitch + shift + self.pad for phase, shift in self.layout.taps])
+        return self.tables.add(np.arange(self.channels)[:, None] * self.field.channel + taps)
 
     def dot_products(self, images: Images) -> None:
         """dw: dot products of the signals of the windows with shifted signals of the array that they slide over."""
-        s = self.sizes
-        columns, tiles = s.channels * s.taps, -(-s.filters // convolution.ROWS)
-        most_ranges = min(-(-columns // convolution.COLUMNS), -(-FEWEST_UNITS // (tiles * s.group)))
+        columns, tiles = self.channels * self.taps, -(-self.filters // convolution.ROWS)
+        most_ranges = min(-(-columns // convolution.COLUMNS), -(-FEWEST_UNITS // (tiles * self.group)))
         ranges = max(-(-columns // MOST_COLUMNS), most_ranges)
         per_range = round_up(-(-columns // ranges), convolution.COLUMNS)
         ranges = -(-columns // per_range)
-        tiles_per_range = -(-tiles // min(tiles, -(-FEWEST_UNITS // (ranges * s.group))))
-        rows = Ranges(s.filters, -(-tiles // tiles_per_range), tiles_per_range * convolution.ROWS)
-        length = s.length(images.count)
+        tiles_per_range = -(-tiles // min(tiles, -(-FEWEST_UNITS // (ranges * self.group))))
+        rows = Ranges(self.filters, -(-tiles // tiles_per_range), tiles_per_range * convolution.ROWS)
+        length = self.length(images.count)
         arguments = {"rows": rows, "columns": Ranges(columns, ranges, per_range), "length": length}
-        arguments |= {"shifts": self.field_shifts, "single": s.filters == 1, "add": images.first > 0}
+        arguments |= {"shifts": self.field_shifts, "single": self.filters == 1, "add": images.first > 0}
         arguments |= {"dy": self.windows, "x": self.field, "sums": self.sums["dw"]}
-        units, unit_products = s.group * rows.count * ranges, rows.per_range * per_range * length
+        units, unit_products = self.group * rows.count * ranges, rows.per_range * per_range * length
         self.add_products(convolution.dot_products, units, unit_products, **arguments)
 
     def packed(self, words: Sequence[Sequence[int]], rows: int, sources: Any, step: int) -> dict[str, Any]:
@@ -280,19 +250,18 @@ class SignalSteps(GradientSteps):
         """
         last = words[-1]
         size = last[convolution.WEIGHTS] + last[convolution.TERMS] * rows
-        weights: Any = self.workspace.shared(self.sizes.group * size)
+        weights: Any = self.workspace.shared(self.group * size)
         found = {"tiles": len(words), "table": self.tables.add(words), "weights": Rows(weights, size)}
-        units, unit_bytes = self.sizes.group * len(words), 8 * size / len(words)
-        filters = {"w": self.problem["w"], "w_group": self.sizes.filters * self.sizes.channels * self.sizes.taps}
+        units, unit_bytes = self.group * len(words), 8 * size / len(words)
+        filters = {"w": self.problem["w"], "w_group": self.filters * self.channels * self.taps}
         given = {"sources": self.tables.add(sources), "rows": rows, "step": step}
         self.add(convolution.pack_weights, units, unit_bytes, **found, **filters, **given)
         return {**found, "single": rows == 1}
 
     def correlate(self, arguments: Mapping[str, Any], images: Images) -> None:
-        s = self.sizes
-        blocks = -(-images.count * s.grid // s.tile)
-        unit_products = s.tile * s.channels * s.filters * s.taps
-        self.add_products(convolution.correlate, s.group * blocks, unit_products, **arguments, blocks=blocks)
+        blocks = -(-images.count * self.grid // self.tile)
+        unit_products = self.tile * self.channels * self.filters * self.taps
+        self.add_products(convolution.correlate, self.group * blocks, unit_products, **arguments, blocks=blocks)
 
 
 class ConvolutionSteps(SignalSteps):
@@ -313,29 +282,27 @@ class ConvolutionSteps(SignalSteps):
             self.from_signals(self.field, self.field_images, self.layout.covered, images)
 
     def sum_signals(self, images: Images) -> None:
-        s = self.sizes
-        length = s.length(images.count)
+        length = self.length(images.count)
         given = {"add": images.first > 0, "signals": self.windows, "sums": self.sums["db"]}
-        self.add(convolution.sum_signals, s.group * s.filters, length * self.item, length=length, **given)
+        self.add(convolution.sum_signals, self.group * self.filters, length * self.item, length=length, **given)
 
     @once
     def to_field(self) -> dict[str, Any]:
         """The arguments of `correlate` except for the number of images; a tile has some channels of a phase."""
-        s = self.sizes
-        rows = 1 if s.channels == 1 else convolution.ROWS
+        rows = 1 if self.channels == 1 else convolution.ROWS
         words, shifts, sources, packed, start = [], [], [], 0, 0
-        for p in range(s.phases):
+        for p in range(self.phases):
             taps = [(k, shift) for k, (phase, shift) in enumerate(self.layout.taps) if phase == p]
-            m = np.arange(s.filters)[:, None]
-            shifts.append((m * s.pitch + s.pad - np.array([shift for _, shift in taps])).ravel())
-            sources.append((m * (s.channels * s.taps) + np.array([k for k, _ in taps])).ravel())
-            terms = s.filters * len(taps)
-            for channel in range(0, s.channels, rows):
-                out = channel * self.field.channel + p * s.pitch + s.pad
-                words.append([packed, start, terms, out, channel, min(rows, s.channels - channel)])
+            m = np.arange(self.filters)[:, None]
+            shifts.append((m * self.pitch + self.pad - np.array([shift for _, shift in taps])).ravel())
+            sources.append((m * (self.channels * self.taps) + np.array([k for k, _ in taps])).ravel())
+            terms = self.filters * len(taps)
+            for channel in range(0, self.channels, rows):
+                out = channel * self.field.channel + p * self.pitch + self.pad
+                words.append([packed, start, terms, out, channel, min(rows, self.channels - channel)])
                 packed += terms * rows
             start += terms
-        arguments = self.packed(words, rows, np.concatenate(sources), s.taps)
+        arguments = self.packed(words, rows, np.concatenate(sources), self.taps)
         return {**arguments, "shifts": self.tables.add(np.concatenate(shifts)), "dy": self.windows, "dx": self.field}
 
 
@@ -348,7 +315,7 @@ class TransposedSteps(SignalSteps):
     def chunk(self, images: Images) -> None:
         if "db" in self.sums:  # of all elements of dy: its signals lack those that no window reaches
             size = math.prod(axis.size for axis in self.layout.along)
-            self.sum_planes(images, self.sizes.group * self.sizes.channels, size)
+            self.sum_planes(images, self.group * self.channels, size)
         if "dw" in self.sums or "dx" in self.wanted:
             self.to_signals("dy", self.field, self.field_images, images)
         if "dw" in self.sums:
@@ -361,11 +328,10 @@ class TransposedSteps(SignalSteps):
     @once
     def to_windows(self) -> dict[str, Any]:
         """The arguments of `correlate` except for the number of images; a tile has some channels of x."""
-        s = self.sizes
-        rows, terms = 1 if s.filters == 1 else convolution.ROWS, s.channels * s.taps
+        rows, terms = 1 if self.filters == 1 else convolution.ROWS, self.channels * self.taps
         words = [
-            [m * terms, 0, terms, m * self.windows.channel + s.pad, m, min(rows, s.filters - m)]
-            for m in range(0, s.filters, rows)
+            [m * terms, 0, terms, m * self.windows.channel + self.pad, m, min(rows, self.filters - m)]
+            for m in range(0, self.filters, rows)
         ]
         arguments = self.packed(words, rows, np.arange(terms), terms)
         return {**arguments, "shifts": self.field_shifts, "dy": self.field, "dx": self.windows}
@@ -384,11 +350,11 @@ WANTED_UNITS: Final = 16
 PLANES: Final = 1 << 17  # numbers of dx that a part works on at a time, if one plane is not more
 
 
-def by_windows(layout: SignalLayout, sizes: SignalSizes) -> bool:
+def by_windows(layout: SignalLayout, batch: int, filters: int) -> bool:
     """Whether matrices of windows take less time than signals."""
     counts = [axis.count for axis in layout.along]
-    waste, run = math.prod(layout.grid) / math.prod(counts), next((n for n in counts[::-1] if n > 1), sizes.batch)
-    return waste > WASTE and sizes.filters * (waste - 0.5) > ELEMENT_PRODUCTS + RUN_PRODUCTS / run
+    waste, run = math.prod(layout.grid) / math.prod(counts), next((n for n in counts[::-1] if n > 1), batch)
+    return waste > WASTE and filters * (waste - 0.5) > ELEMENT_PRODUCTS + RUN_PRODUCTS / run
 
 
 class WindowSteps(GradientSteps):
@@ -396,26 +362,26 @@ class WindowSteps(GradientSteps):
 
     name = "windows"
 
-    def __init__(self, problem: Problem, layout: SignalLayout, sizes: SignalSizes, wanted: Sequence[str]):
-        super().__init__(problem, layout, sizes, wanted)
+    def __init__(self, problem: Problem, layout: SignalLayout, wanted: Sequence[str]):
+        super().__init__(problem, layout, wanted)
         self.per_image = math.prod(axis.count for axis in layout.along)
         self.plane = math.prod(axis.size for axis in layout.along)
-        self.filters, self.elements = sizes.group * sizes.filters, sizes.channels * sizes.taps
-        self.images_at_once = max(1, min(sizes.batch, CHUNK_BYTES // (self.item * self.filters * self.per_image)))
-        row = round_up(self.images_at_once * self.per_image, sizes.lanes) + sizes.lanes
-        self.dy: Any = Rows(self.workspace.shared(self.filters * row), row)
-        self.axes, self.taps = map(self.tables.add, tables(layout.along))
-        left, right = (self.workspace.private(size) for size in gemm.space(sizes.lanes))
+        self.every, self.elements = self.group * self.filters, self.channels * self.taps
+        self.images_at_once = max(1, min(self.batch, CHUNK_BYTES // (self.item * self.every * self.per_image)))
+        row = round_up(self.images_at_once * self.per_image, self.lanes) + self.lanes
+        self.dy: Any = Rows(self.workspace.shared(self.every * row), row)
+        self.tables_of_windows = [*map(self.tables.add, tables(layout.along))]
+        left, right = (self.workspace.private(size) for size in gemm.space(self.lanes))
         matrix = self.workspace.private(convolution.ELEMENTS * convolution.POSITIONS)
         self.memory = {"left": left, "right": right, "matrix": matrix}
 
     def chunk(self, images: Images) -> None:
         gathered = Gathered(images, images.count * self.per_image, self.dy)
         if "db" in self.sums:
-            self.sum_planes(images, self.filters, self.per_image)
+            self.sum_planes(images, self.every, self.per_image)
         if "dw" in self.sums or "dx" in self.wanted:
             unit_bytes, given = 2 * self.item * gathered.windows, {"gathered": gathered, "size": self.per_image}
-            self.add(convolution.gather_dy, self.filters, unit_bytes, filters=self.filters, **given)
+            self.add(convolution.gather_dy, self.every, unit_bytes, filters=self.every, **given)
         if "dw" in self.sums:
             self.filters_back(gathered)
         if "dx" in self.wanted:
@@ -423,30 +389,28 @@ class WindowSteps(GradientSteps):
 
     def arguments(self, gathered: Gathered) -> dict[str, Any]:
         """The arguments that both products share."""
-        s = self.sizes
-        image = s.group * s.channels * self.plane
-        found = WindowTables(self.axes, self.taps, s.taps, s.channels, s.filters, self.plane, image)
+        image = self.group * self.channels * self.plane
+        sizes = self.taps, self.channels, self.filters, self.plane, image
+        found = WindowTables(*self.tables_of_windows, *sizes)
         return {"windows": found, "g": gathered, **self.memory}
 
     def filters_back(self, gathered: Gathered) -> None:
-        s = self.sizes
-        per_block = max(FEWEST_ELEMENTS, round_up(-(-self.elements * s.group // WANTED_UNITS), FEWEST_ELEMENTS))
+        per_block = max(FEWEST_ELEMENTS, round_up(-(-self.elements * self.group // WANTED_UNITS), FEWEST_ELEMENTS))
         per_block = min(per_block, convolution.ELEMENTS, self.elements)
         blocks = -(-self.elements // per_block)
         arguments = {**self.arguments(gathered), "blocks": blocks, "per_block": per_block, "dw": self.sums["dw"]}
-        unit_products = per_block * s.filters * gathered.windows
-        self.add_products(convolution.filters_back, s.group * blocks, unit_products, **arguments)
+        unit_products = per_block * self.filters * gathered.windows
+        self.add_products(convolution.filters_back, self.group * blocks, unit_products, **arguments)
 
     def images_back(self, gathered: Gathered) -> None:
-        s, count = self.sizes, gathered.images.count
-        most = max(1, PLANES // self.plane)
-        channels = min(-(-FEWEST_ELEMENTS // s.taps), s.channels, most)
+        count, most = gathered.images.count, max(1, PLANES // self.plane)
+        channels = min(-(-FEWEST_ELEMENTS // self.taps), self.channels, most)
         images = max(1, min(-(-convolution.POSITIONS // self.per_image), count, most // channels))
         sums = self.workspace.private(images * channels * self.plane)
-        planes = {"image_blocks": -(-count // images), "channel_blocks": -(-s.channels // channels)}
-        units = s.group * math.prod(planes.values())
+        planes = {"image_blocks": -(-count // images), "channel_blocks": -(-self.channels // channels)}
+        units = self.group * math.prod(planes.values())
         planes |= {"block_images": images, "block_channels": channels}
-        unit_products = images * self.per_image * channels * s.taps * s.filters
+        unit_products = images * self.per_image * channels * self.taps * self.filters
         self.add_products(
             convolution.images_back, units, unit_products, **self.arguments(gathered), **planes, sums=sums
         )
@@ -486,10 +450,9 @@ def _program(problem: Problem, axes: Any, steps: type[SignalSteps]) -> Program:
         return _empty(problem, wanted)
     found = axes(shapes, problem.attributes)
     layout = SignalLayout((ONE_WINDOW,) * (MOST_AXES - len(found)) + found)
-    sizes = _sizes(problem, shapes["w"], layout)
-    if steps is ConvolutionSteps and by_windows(layout, sizes):
-        return WindowSteps(problem, layout, sizes, wanted).of_all_images()
-    return steps(problem, layout, sizes, wanted).of_all_images()
+    filters = shapes["w"][0] // problem.attributes["group"]
+    is_by_windows = steps is ConvolutionSteps and by_windows(layout, shapes["x"][0], filters)
+    return (WindowSteps if is_by_windows else steps)(problem, layout, wanted).of_all_images()
 
 
 conv_grad = partial(_program, axes=convolution_axes, steps=ConvolutionSteps)
@@ -509,23 +472,3 @@ def _empty(problem: Problem, wanted: Sequence[str]) -> Program:
             others = frozenset(range(len(shape))) - {1}
             add_sums(steps, grouped(shape, others), problem["dy"], problem["db"])
     return steps.program()
-
-
-def _sizes(problem: Problem, filters: Sequence[int], layout: SignalLayout) -> SignalSizes:
-    """The sizes. filters: the shape of w: the number of filters of all groups, and the channels of one group."""
-    dtype, group = precision(problem), problem.attributes["group"]
-    batch = problem.specs["x"].shape[0]
-    phases, grid = len(layout.phases), math.prod(layout.grid)
-    image_bytes = DTYPES[dtype].itemsize * grid * (filters[0] + group * filters[1] * phases)
-    return SignalSizes(
-        batch=batch,
-        group=group,
-        filters=filters[0] // group,
-        channels=filters[1],
-        taps=len(layout.taps),
-        phases=phases,
-        grid=grid,
-        reach=layout.reach,
-        images=max(1, min(batch, CHUNK_BYTES // image_bytes)),
-        lanes=vector_lanes(dtype),
-    )
