@@ -415,9 +415,9 @@ def run_copy(copy, script, **variables):
 DIGESTS = """
 from opgrad.cpu.compiler import sources
 from opgrad.cpu.kernels import activation, indexing
-from opgrad.cpu.kernels.softmax import rows
+from opgrad.cpu.programs import softmax
 
-for function in activation.relu, rows.softmax_rows, indexing.SLICES_BY_TARGET[0]:
+for function in activation.relu, softmax.PLAIN["softmax"]["rows"], indexing.SLICES_BY_TARGET[0]:
     print(sources.digest(function.function).hex())
 """
 

@@ -223,8 +223,7 @@ def units_of(problem: Problem, layout: str, width: int, spare: int) -> tuple[int
         blocks = ceil_div(problem.n, BLOCK)
         return problem.outer * blocks, {"blocks": blocks}
     if layout in ("transposed", "groups", "interleaved"):
-        inner = {"inner": problem.inner} if layout == "interleaved" else {}
-        return ceil_div(problem.outer, width), {"count": problem.outer, **inner}
+        return ceil_div(problem.outer, width), {"count": problem.outer, "inner": problem.inner}
     return problem.outer, {}
 
 

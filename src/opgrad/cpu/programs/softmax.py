@@ -21,19 +21,15 @@ FORWARD: Final = ("softmax", "log_softmax")
 GRADIENTS: Final = ("softmax_grad", "log_softmax_grad")
 # Of each operator the plain kernels by layout: one, or those of several steps.
 PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
-    "softmax": {
-        "rows": rows.softmax_rows,
-        "columns": columns.softmax_columns,
-        **columns.forward_transposed("softmax"),
-        "groups": rows.softmax_groups,
-        "split": split.forward("softmax"),
-    },
-    "log_softmax": {
-        "rows": rows.log_softmax_rows,
-        "columns": columns.log_softmax_columns,
-        **columns.forward_transposed("log_softmax"),
-        "groups": rows.log_softmax_groups,
-        "split": split.forward("log_softmax"),
+    **{
+        operator: {
+            "rows": rows.forward_rows(operator),
+            "columns": columns.forward_columns(operator, is_kept=operator == "softmax"),
+            **columns.forward_transposed(operator),
+            "groups": rows.forward_groups(operator),
+            "split": split.forward(operator),
+        }
+        for operator in FORWARD
     },
     **{
         operator: {
@@ -46,6 +42,8 @@ PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 
+IN_RESULT: Final = {operator: rows.forward_in_result(operator) for operator in FORWARD}
+LONG_COLUMNS: Final = columns.forward_columns("softmax", is_kept=False)
 PANELS: Final = {operator: columns.forward_panels(operator) for operator in FORWARD}
 
 
@@ -90,24 +88,26 @@ def _forward(steps: ProgramSteps, operator: str) -> None:
         panel, kept = (steps.workspace.private(count * columns.WIDTH) for count in (problem.n, columns.KEPT))
         steps.add_loops(loops, PANELS[operator], panel=panel, kept=kept)
         return
-    if kernel is columns.softmax_columns and not layouts.keeps_column(problem.n, loops.lanes):
-        kernel = columns.softmax_long_columns
+    kept = operator == "softmax"
+    if kept and layout == "columns" and not layouts.keeps_column(problem.n, loops.lanes):
+        kernel, kept = LONG_COLUMNS, False
     # Rows through the cache: lines of the result are fetched early. Exponentials wait there where they lose no digits.
-    if layout == "rows" and not stream and operator == "log_softmax":
-        kernel = rows.log_softmax_rows_in_result
-    elif layout == "rows" and not stream and problem["y"].dtype == steps.workspace.precision:
-        kernel = rows.softmax_rows_in_result
-    steps.add_loops(loops, kernel, **_memory(steps, kernel, layout, loops.lanes))
+    if layout == "rows" and not stream and (not kept or problem["y"].dtype == steps.workspace.precision):
+        kernel = IN_RESULT[operator]
+    steps.add_loops(loops, kernel, **_memory(steps, kernel, layout, loops.lanes, kept))
 
 
-def _memory(steps: ProgramSteps, kernel: Kernel, layout: str, width: int) -> dict[str, Any]:
-    """A kernel's private memory by parameter: exponentials, tiles, short rows that are put together. width: lanes."""
+def _memory(steps: ProgramSteps, kernel: Kernel, layout: str, width: int, kept: bool = False) -> dict[str, Any]:
+    """A kernel's private memory by parameter: exponentials, if they are kept, tiles, short rows that are put together.
+
+    width: lanes.
+    """
     n, private = steps.problem.n, steps.workspace.private
-    size = n * steps.problem.inner
+    size, of_row, of_strip = n * steps.problem.inner, (n + width) * kept, n * width * kept
     sizes = {
-        "rows": {"e": n + width, "done": n + width, "buffer": buffer_size(steps.item)},
-        "columns": {"e": n * width, "done": n * width},
-        "groups": {"tile": group_tiles(width), "e": (n + width) * width},
+        "rows": {"e": of_row, "done": of_row, "buffer": buffer_size(steps.item)},
+        "columns": {"e": of_strip, "done": of_strip},
+        "groups": {"tile": group_tiles(width), "e": of_row * width},
         "transposed": {
             **dict.fromkeys(("tile", "dy_tile", "y_tile"), tile_size(size, width)),
             "buffer": group_size(size * width, steps.item),

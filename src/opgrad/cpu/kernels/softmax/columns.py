@@ -78,8 +78,8 @@ def gradient_lines(operator: str, meanwhile: Callable[..., None]) -> Callable[..
 # --- forward -------------------------------------------------------------------------------------------------------
 
 
-def forward(operator: str, is_kept: bool) -> Callable[..., None]:
-    """The loop that writes the result of each strip while it reduces the next one.
+def forward_columns(operator: str, is_kept: bool) -> Kernel:
+    """The kernel that writes the result of each strip while it reduces the next one.
 
     is_kept: whether softmax's exponentials wait in a buffer until they are written. If not, x is read again, and
     softmax computes its exponentials twice.
@@ -97,8 +97,8 @@ def forward(operator: str, is_kept: bool) -> Callable[..., None]:
     meanwhile, begin, finish = loops.write_strip_behind(value)
     add_up = reduction.loop(meanwhile)
 
-    @inline
-    def write_strips(units, strips, n: int, x, y, e, done, stream: int) -> None:
+    @kernel
+    def by_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, e: Private, done: Private, stream):
         w, fine, keep = v.lanes(x.data), v.is_fine(x.data), v.lanes(x.data) if is_kept else 0
         first = source_of(Line(x.data, x.step), done)
         waiting = loops.no_strip(y, (first,), (no_numbers(x.data), fine))
@@ -117,26 +117,8 @@ def forward(operator: str, is_kept: bool) -> Callable[..., None]:
             e, done = done, e
         finish(waiting, n)
 
-    return write_strips
-
-
-_softmax = forward("softmax", is_kept=True)
-_log_softmax, _long_softmax = forward("log_softmax", is_kept=False), forward("softmax", is_kept=False)
-
-
-@kernel
-def softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, e: Private, done: Private, stream):
-    _softmax(units, strips, n, x, y, e, done, stream)
-
-
-@kernel
-def softmax_long_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, stream):
-    _long_softmax(units, strips, n, x, y, x.data, x.data, stream)
-
-
-@kernel
-def log_softmax_columns(units: Units, strips: Strips, n, x: Columns, y: Columns, stream):
-    _log_softmax(units, strips, n, x, y, x.data, x.data, stream)
+    by_columns.__name__ = f"{operator}_columns"
+    return by_columns
 
 
 # --- gradients -----------------------------------------------------------------------------------------------------
@@ -201,6 +183,8 @@ def gradient_columns(operator: str) -> Kernel:
 #                   8 to 64   bfloat16  6 to 11 (6-7)   5-5.7 (6)        3.2-4.8 (3-3.7) 1.3-2.6 (1.9-2.8)
 
 AHEAD: Final = 2  # groups between the prefetch of rows and their use
+# By layout, how many columns make up a row: a kernel for one column each has that number in its machine code.
+COLUMNS_OF_ROW: Final = {"transposed": inline(lambda inner: 1), "interleaved": inline(lambda inner: inner)}
 
 
 def loop_over_groups(compute: Callable[..., None]) -> Callable[..., None]:
@@ -253,19 +237,15 @@ def forward_transposed(operator: str) -> dict[str, Kernel]:
 
     write = loop_over_groups(compute)
 
-    @kernel
-    def by_transposed_rows(units: Units, count, n, x: Rows, y: Rows, tile: Private, buffer: Private, stream):
-        w = v.lanes(tile)
-        write(units.start * w, min(units.stop * w, count), n, y, tile, buffer, stream, (x, tile, 1))
+    def kernel_of(columns: Callable[..., int]) -> Kernel:
+        @kernel
+        def by_transposed_rows(units: Units, count, n, inner, x: Rows, y: Rows, tile: Private, buffer: Private, stream):
+            w, own = v.lanes(tile), columns(inner)
+            write(units.start * w, min(units.stop * w, count), n * own, y, tile, buffer, stream, (x, tile, own))
 
-    @kernel
-    def by_interleaved_columns(
-        units: Units, count, n, inner, x: Rows, y: Rows, tile: Private, buffer: Private, stream
-    ):  # fmt: skip
-        w = v.lanes(tile)
-        write(units.start * w, min(units.stop * w, count), n * inner, y, tile, buffer, stream, (x, tile, inner))
+        return by_transposed_rows
 
-    return {"transposed": by_transposed_rows, "interleaved": by_interleaved_columns}
+    return {layout: kernel_of(columns) for layout, columns in COLUMNS_OF_ROW.items()}
 
 
 def gradient_transposed(operator: str) -> dict[str, Kernel]:
@@ -285,24 +265,19 @@ def gradient_transposed(operator: str) -> dict[str, Kernel]:
 
     write = loop_over_groups(compute)
 
-    @kernel
-    def by_transposed_rows(
-        units: Units, count, n, dy: Rows, y: Rows, dx: Rows, dy_tile: Private, y_tile: Private, buffer: Private, stream
-    ):
-        w = v.lanes(dy_tile)
-        begin, end = units.start * w, min(units.stop * w, count)
-        write(begin, end, n, dx, dy_tile, buffer, stream, (dy, y, dy_tile, y_tile, 1))
+    def kernel_of(columns: Callable[..., int]) -> Kernel:
+        @kernel
+        def by_transposed_rows(
+            units: Units, count, n, inner, dy: Rows, y: Rows, dx: Rows, dy_tile: Private, y_tile: Private,
+            buffer: Private, stream,
+        ):  # fmt: skip
+            w, own = v.lanes(dy_tile), columns(inner)
+            begin, end = units.start * w, min(units.stop * w, count)
+            write(begin, end, n * own, dx, dy_tile, buffer, stream, (dy, y, dy_tile, y_tile, own))
 
-    @kernel
-    def by_interleaved_columns(
-        units: Units, count, n, inner, dy: Rows, y: Rows, dx: Rows, dy_tile: Private, y_tile: Private, buffer: Private,
-        stream,
-    ):  # fmt: skip
-        w = v.lanes(dy_tile)
-        begin, end = units.start * w, min(units.stop * w, count)
-        write(begin, end, n * inner, dx, dy_tile, buffer, stream, (dy, y, dy_tile, y_tile, inner))
+        return by_transposed_rows
 
-    return {"transposed": by_transposed_rows, "interleaved": by_interleaved_columns}
+    return {layout: kernel_of(columns) for layout, columns in COLUMNS_OF_ROW.items()}
 
 
 # --- columns whose elements lie a large power of two apart: panels of neighbouring strips ----------------------------

@@ -63,30 +63,28 @@ def forward(operator: str, in_result: bool = False) -> Callable[..., None]:
     return write_rows
 
 
-_softmax, _softmax_in_result = forward("softmax"), forward("softmax", in_result=True)
-_log_softmax, _log_softmax_in_result = forward("log_softmax"), forward("log_softmax", in_result=True)
+def forward_rows(operator: str) -> Kernel:
+    """e, done: memory for softmax's exponentials, of this row and of the one before."""
+    write = forward(operator)
+
+    @kernel
+    def by_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, stream):
+        write(rows, n, x, y, e, done, stream)
+
+    by_rows.__name__ = f"{operator}_rows"
+    return by_rows
 
 
-@kernel
-def softmax_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, stream):
-    _softmax(rows, n, x, y, e, done, stream)
+def forward_in_result(operator: str) -> Kernel:
+    """For results that are written through the cache and, those of softmax, have the digits of the computation."""
+    write = forward(operator, in_result=True)
 
+    @kernel
+    def in_result(rows: Units, n, x: Rows, y: Rows):
+        write(rows, n, x, y, 0, 0, 0)
 
-@kernel
-def softmax_rows_in_result(rows: Units, n, x: Rows, y: Rows):
-    """For results that are written through the cache and have the digits of the computation."""
-    _softmax_in_result(rows, n, x, y, 0, 0, 0)
-
-
-@kernel
-def log_softmax_rows(rows: Units, n, x: Rows, y: Rows, stream):
-    _log_softmax(rows, n, x, y, x.data, x.data, stream)  # no exponentials are stored
-
-
-@kernel
-def log_softmax_rows_in_result(rows: Units, n, x: Rows, y: Rows):
-    """For results that are written through the cache."""
-    _log_softmax_in_result(rows, n, x, y, 0, 0, 0)
+    in_result.__name__ = f"{operator}_rows_in_result"
+    return in_result
 
 
 def gradient_rows(operator: str) -> Kernel:
@@ -253,8 +251,8 @@ def rests_of_group(x, x_row: int, n: int, filled: int, tile, e, e_row: int, m: V
     return rests[0] + rests[1], counts_across(x, counts, transposed, filled)
 
 
-def forward_groups(operator: str) -> Callable[..., None]:
-    """The loop over groups of rows; `e` is where softmax's exponentials go, `e_row` from one row to the next.
+def forward_groups(operator: str) -> Kernel:
+    """The kernel over groups of rows; `e` is where softmax's exponentials go.
 
     Results are written through the cache: the rows are too short for non-temporal stores, and writing a whole group at
     once would leave the core idle.
@@ -265,9 +263,10 @@ def forward_groups(operator: str) -> Callable[..., None]:
     place_of = inline((lambda e, y: e) if is_softmax else (lambda e, y: y))
     subtracted, numbers_of, write = reduction.subtracted, reduction.numbers, mapped(reduction.result)
 
-    @inline
-    def write_groups(units, count, n: int, x, y, tile, e, e_row: int) -> None:
+    @kernel
+    def by_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: Private):
         w, kept = v.lanes(tile), tile + TILES * v.lanes(tile) * v.lanes(tile)
+        e_row = (n + w - 1) // w * w
         for row in range(units.start * w, min(units.stop * w, count), w):
             xs, ys, filled = x.data + row * x.step, y.data + row * y.step, min(w, count - row)
             largest = group_maxima(xs, x.step, n, filled, tile, tile + 2 * w * w)
@@ -279,21 +278,8 @@ def forward_groups(operator: str) -> Callable[..., None]:
                 values = source_of(xs + r * x.step, e + r * e_row)
                 write(ys + r * y.step, 0, n, 0, (values,), (numbers, v.is_fine(xs)))
 
-    return write_groups
-
-
-_write_softmax, _write_log_softmax = forward_groups("softmax"), forward_groups("log_softmax")
-
-
-@kernel
-def softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private, e: Private):
-    w = v.lanes(tile)
-    _write_softmax(units, count, n, x, y, tile, e, (n + w - 1) // w * w)
-
-
-@kernel
-def log_softmax_groups(units: Units, count, n, x: Rows, y: Rows, tile: Private):
-    _write_log_softmax(units, count, n, x, y, tile, x.data, 0)
+    by_groups.__name__ = f"{operator}_groups"
+    return by_groups
 
 
 sum_exponentials = folded(lambda total, x, m: total + exp_up_to_zero(x - m))
