@@ -192,20 +192,22 @@ def space(lanes: int) -> tuple[int, int]:
 
 
 def product_of(pack: Callable[..., None]) -> Callable[..., None]:
-    """c (+)= a @ b for a `Matrix` a, and for b whatever `pack` packs as `pack_right` does.
+    """c (+)= a @ b for a `Matrix` a, and for b whatever `pack` packs as `pack_right` does, from a column of it on.
 
     `left` and `right` is memory for chunks of them, see `space`.
     """
     inline(pack)
 
     @inline
-    def multiply_blocks(c, c_row: int, a: Any, b: Any, sizes: Any, add: int, left, right) -> None:
+    def multiply_blocks(
+        c, c_row: int, a: Any, b: Any, sizes: Any, add: int, left, right, column: int = 0
+    ) -> None:  # fmt: skip
         block = BLOCK_PANELS * VECTORS * v.lanes(right)
         for first in range(0, max(sizes.depth, 1), CHUNK):
             stop = min(first + CHUNK, sizes.depth)
             for j in range(0, sizes.columns, block):
                 columns = min(block, sizes.columns - j)
-                pack(right, b, first, stop, j, columns)
+                pack(right, b, first, stop, column + j, columns)
                 for i in range(0, sizes.rows, BLOCK_ROWS):
                     rows = range(min(BLOCK_ROWS, sizes.rows - i))
                     a_row, step = pack_left(left, a, first, stop, i, rows.stop)

@@ -43,7 +43,7 @@ class Zeros(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Quantized weights, from column or row `start` on, and memory for some of their rows, unpacked.
+    """Quantized weights, and memory for some of their rows, unpacked.
 
     data, row: the bytes of the packed integers, and how many a row has. bits: of an integer. limit: of those from here
     on, 2 * limit is taken away: integers with a sign. groups: the block of columns that each column belongs to, if
@@ -58,7 +58,6 @@ class Weights(NamedTuple):
     zeros: Zeros
     groups: Pointer
     has_groups: int
-    start: int
     lines: Private
 
 
@@ -104,7 +103,7 @@ def unpack(line, p, count: int, bits: int, limit: float) -> None:
 
 
 @inline
-def scaled(q: Vector, zero: Vector, scale: Vector) -> Vector:
+def scaled(q: Vector, scale: Vector, zero: Vector) -> Vector:
     return (q - zero) * scale
 
 
@@ -137,14 +136,9 @@ def scale_each(line, w, row: int, column: int, columns: int) -> None:
     """Turn a line of integers into weights, each of which has a scale of its own."""
     scales = w.scales.data + (row * w.scales.row + column)
     if w.zeros.kind == WHOLE_ZEROS:
-        write_scaled(line, 0, columns, 0, (line, w.zeros.data + (row * w.zeros.row + column), scales), ())
+        write_scaled(line, 0, columns, 0, (line, scales, w.zeros.data + (row * w.zeros.row + column)), ())
     else:
-        write_without(line, 0, columns, 0, (line, scales), (v.number(line, w.zeros.value),))
-
-
-@mapped
-def write_without(q: Vector, scale: Vector, zero) -> Vector:
-    return (q - zero) * scale
+        write_scaled(line, 0, columns, 0, (line, scales), (v.number(line, w.zeros.value),))
 
 
 @inline
@@ -153,7 +147,7 @@ def scale_blocks(line, w, row: int, column: int, columns: int) -> None:
     size, last = w.scales.columns, column + columns
     for block in range(column // size, (last - 1) // size + 1):
         begin, end = max(block * size, column), min((block + 1) * size, last)
-        numbers = (zero_at(w.zeros, row, block), v.load_one(w.scales.data, row * w.scales.row + block))
+        numbers = v.load_one(w.scales.data, row * w.scales.row + block), zero_at(w.zeros, row, block)
         write_scaled(line, begin - column, end - column, 0, (line,), numbers)
 
 
@@ -185,7 +179,7 @@ def pack_rows(packed, w, first: int, stop: int, column: int, columns: int) -> No
     lanes, line = v.lanes(packed), w.lines
     width = gemm.VECTORS * lanes
     for row in range(first, stop):
-        unpack_line(line, w, row, w.start + column, columns)
+        unpack_line(line, w, row, column, columns)
         for j in range(0, columns, lanes):
             v.store(packed, j // width * width * gemm.CHUNK + (row - first) * width + j % width, v.load(line, j))
 
@@ -197,22 +191,16 @@ def pack_columns(packed, w, first: int, stop: int, column: int, columns: int) ->
     width, pitch = gemm.VECTORS * lanes, -(-gemm.CHUNK // (4 * lanes)) * 4 * lanes + gemm.SPARE
     for j in range(0, columns, width):
         for each in range(min(width, columns - j)):
-            unpack_line(w.lines + each * pitch, w, w.start + column + j + each, first, stop - first)
+            unpack_line(w.lines + each * pitch, w, column + j + each, first, stop - first)
         gemm.pack_panel_transposed(packed + j * gemm.CHUNK, w.lines, pitch, stop - first, columns - j)
 
 
 # --- products --------------------------------------------------------------------------------------------------------
 
 
-def products_of(
-    pack: Callable[..., None], right: Any, from_column: Callable[..., Any], name: str = "multiply"
-) -> Kernel:
-    """The kernel of products with a right operand that `pack` packs.
-
-    right: its annotation. from_column: gives it from a column on.
-    """
+def products_of(pack: Callable[..., None], right: Any, name: str) -> Kernel:
+    """The kernel of products with a right operand that `pack` packs; right: its annotation."""
     product = gemm.product_of(pack)
-    inline(from_column)
 
     @kernel
     def multiply(
@@ -227,7 +215,7 @@ def products_of(
             i, j = unit // across * block_rows, unit % across * block_columns
             own = ProductSizes(min(block_rows, sizes.rows - i), min(block_columns, sizes.columns - j), sizes.depth)
             own_a = Matrix(a.data + (first_a + i) * a.row, a.row, a.column)
-            product(sums, pitch, own_a, from_column(b, j), own, 0, left, right_panels)
+            product(sums, pitch, own_a, b, own, 0, left, right_panels, j)
             for row in range(own.rows):
                 to = c.data + ((first_c + i + row) * c.step + j)
                 write_same(to, 0, own.columns, 0, (sums + row * pitch,), ())
@@ -236,16 +224,6 @@ def products_of(
     return multiply
 
 
-@inline
-def weights_from(w, column: int) -> Weights:
-    return Weights(w.data, w.row, w.bits, w.limit, w.scales, w.zeros, w.groups, w.has_groups, column, w.lines)
-
-
-@inline
-def matrix_from(b, column: int) -> Matrix:
-    return Matrix(b.data + column * b.column, b.row, b.column)
-
-
-multiply_rows = products_of(pack_rows, Weights, weights_from, "multiply_rows")
-multiply_columns = products_of(pack_columns, Weights, weights_from, "multiply_columns")
-multiply_floats = products_of(gemm.pack_right, Matrix, matrix_from, "multiply_floats")
+multiply_rows = products_of(pack_rows, Weights, "multiply_rows")
+multiply_columns = products_of(pack_columns, Weights, "multiply_columns")
+multiply_floats = products_of(gemm.pack_right, Matrix, "multiply_floats")

@@ -81,4 +81,4 @@ def weights_of(steps: ProductSteps, operator: str) -> kernels.Weights:
     zero_points = kernels.Zeros(zeros or nothing, kind, row, bits, problem.attributes["zero_point"])
     lines: Any = steps.workspace.private(kernels.space(steps.lanes))
     packed_bytes = problem["b"], sizes.row_bytes, bits, limit
-    return kernels.Weights(*packed_bytes, scales, zero_points, groups, int(given is not None), 0, lines)  # type: ignore[arg-type]
+    return kernels.Weights(*packed_bytes, scales, zero_points, groups, int(given is not None), lines)  # type: ignore[arg-type]
