@@ -7,7 +7,7 @@ from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, kernel
 from opgrad.cpu.compiler.parameters import Pointer, Units
 from opgrad.cpu.compiler.simd import Vector
-from opgrad.cpu.kernels.loops.map import BLOCK, elementwise, mapped, mapped_to_each
+from opgrad.cpu.kernels.loops.map import elementwise, mapped_to_each
 from opgrad.cpu.kernels.numerics import elementary, eltwise
 
 relu = elementwise(lambda x, alpha: v.select(x <= 0.0, 0.0, x))
@@ -34,20 +34,9 @@ def quick_gelu_grad(dy: Vector, x: Vector, alpha: float) -> Vector:
     return dy * s * v.fma(scaled, 1.0 - s, 1.0)
 
 
-def _gradient_behind_bias(formula: Callable[..., Vector]) -> Kernel:
-    """The kernel dx = formula(dy, x + bias), by rows of the bias's length."""
-    write = mapped(lambda dy, x, bias: formula(dy, x + bias, 0.0, 0.0))
-
-    @kernel
-    def bias_gradient(units: Units, blocks, n, dy: Pointer, x: Pointer, bias: Pointer, dx: Pointer, stream):
-        for unit in units:
-            row, begin = unit // blocks * n, unit % blocks * BLOCK
-            write(dx + row, begin, min(begin + BLOCK, n), stream, (dy + row, x + row, bias), ())
-
-    return bias_gradient
-
-
-BIAS_GELU_GRAD, BIAS_FAST_GELU_GRAD = map(_gradient_behind_bias, (eltwise.gelu_erf_grad, eltwise.gelu_tanh_grad))
+# Of gelu behind the addition of a bias.
+BIAS_GELU_GRAD = elementwise(lambda dy, x, bias, alpha: eltwise.gelu_erf_grad(dy, x + bias, alpha, 0.0))
+BIAS_FAST_GELU_GRAD = elementwise(lambda dy, x, bias, alpha: eltwise.gelu_tanh_grad(dy, x + bias, alpha, 0.0))
 
 
 GATED_BLOCK: Final = 1 << 14  # elements of a unit

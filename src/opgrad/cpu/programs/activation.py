@@ -5,6 +5,7 @@ from functools import partial
 
 from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
+from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import activation as kernels
 from opgrad.cpu.kernels.loops.map import BLOCK
 from opgrad.cpu.programs.building import ProgramSteps, elementwise_operator, elementwise_program
@@ -30,7 +31,8 @@ def _behind_bias(problem: Problem, kernel: Kernel) -> Program:
     steps, spec = ProgramSteps(problem), problem.specs["dy"]
     rows, n = math.prod(spec.shape[:-1]), spec.shape[-1]
     blocks, unit_bytes = ceil_div(n, BLOCK), 3 * spec.dtype.itemsize * min(n, BLOCK)
-    steps.add(kernel, rows * blocks, unit_bytes, blocks=blocks, n=n)
+    dy, x, bias, y = (Rows(problem[name], 0 if name == "bias" else n) for name in ("dy", "x", "bias", "dx"))
+    steps.add(kernel, rows * blocks, unit_bytes, blocks=blocks, n=n, inputs=(dy, x, bias), y=y, alpha=0.0)
     return steps.program()
 
 
