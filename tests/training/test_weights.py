@@ -1,6 +1,7 @@
 """Weights that are hidden, shared, or renamed by an exporter: found, moved, copied."""
 
 import fnmatch
+import math
 import re
 
 import numpy as np
@@ -208,6 +209,11 @@ def test_what_a_mask_of_the_inputs_chooses_is_no_weight(tmp_path):
     )
     made = generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
     assert (made.trainable, made.constants) == (("w",), ("m",))
+
+
+def test_erfc_of_tensorflow(tmp_path):
+    model = build("g (float[n, 4] x) => (float[n, 4] y) { h = MatMul(x, m) y = Erfc(h) }", values := normal(m=(4, 4)))
+    check(tmp_path, model, values, lambda m: np.vectorize(math.erfc)(X @ m))
 
 
 def sparse_model(indices, dims=(4, 4)):

@@ -85,7 +85,7 @@ def _repair(model: onnx.ModelProto, what: str) -> None:
     mend(model)
     align_functions(model, what)
     one_output(model)
-    time_first(model)
+    rewrite(model)
     hoist(model)
 
 
@@ -332,9 +332,12 @@ SWAPPED = [1, 0, 2]  # of x, of initial and of last states: the first two axes c
 BATCH_FIRST = [2, 0, 1, 3]  # all states, from [time, directions, batch, size] to [batch, time, directions, size]
 
 
-def time_first(model: onnx.ModelProto) -> None:
-    """Replace each layer with `layout` 1 by one with `layout` 0 between transpositions, in place."""
-    if not any(map(_is_batch_first, model_nodes(model))):
+def rewrite(model: onnx.ModelProto) -> None:
+    """Replace each layer with `layout` 1 by one with `layout` 0 between transpositions, and Erfc by 1 - Erf, in place.
+
+    ONNX has no Erfc, of TensorFlow, which tf2onnx leaves as it is.
+    """
+    if not any(map(_is_rewritten, model_nodes(model))):
         return
     taken = names_in(model.graph).union(*(set(node.input) | set(node.output) for node in model_nodes(model)))
     lists: list[Any] = []  # of nodes, outer ones first
@@ -342,17 +345,21 @@ def time_first(model: onnx.ModelProto) -> None:
         lists.append(owner.node)
         lists += [graph.node for node in all_nodes(owner.node) for graph in subgraphs(node)]
     for nodes in reversed(lists):
-        if any(map(_is_batch_first, nodes)):
-            keep(nodes, [new for node in nodes for new in (_written(node, taken) if _is_batch_first(node) else [node])])
+        if any(map(_is_rewritten, nodes)):
+            keep(nodes, [new for node in nodes for new in (_written(node, taken) if _is_rewritten(node) else [node])])
 
 
-def _is_batch_first(node: onnx.NodeProto) -> bool:
-    is_layer = node.op_type in LAYERS and not domain_of(node)
-    return is_layer and any(each.name == "layout" and each.i for each in node.attribute)
+def _is_rewritten(node: onnx.NodeProto) -> bool:
+    is_layer = node.op_type in LAYERS and any(each.name == "layout" and each.i for each in node.attribute)
+    return not domain_of(node) and (is_layer or node.op_type == "Erfc")
 
 
 def _written(node: onnx.NodeProto, taken: set[str]) -> list[onnx.NodeProto]:
-    """The layer between transpositions of what it reads and of what it returns."""
+    """The layer between transpositions of what it reads and of what it returns, or the nodes of an Erfc."""
+    if node.op_type == "Erfc":
+        one, erf = (free_name(f"{node.output[0]}_{name}", taken) for name in ("one", "erf"))
+        nodes = [helper.make_node("Constant", [], [one], value_float=1.0), helper.make_node("Erf", node.input, [erf])]
+        return [*nodes, helper.make_node("Sub", [one, erf], node.output, node.name)]
     before, behind = [], []
     layer = onnx.NodeProto()
     layer.CopyFrom(node)
