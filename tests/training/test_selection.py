@@ -100,10 +100,11 @@ def test_scales_by_roots_of_sizes_and_epsilons_are_not_told(tmp_path):
         e = Mul(x, embedding)  q = MatMul(e, v)  k = MatMul(e, w)
         h = Reshape(q, heads)  i = Reshape(k, heads)  j = Transpose<perm = [0, 2, 1, 3]>(h)  r = Mul(j, both)
         t = Transpose<perm = [0, 2, 3, 1]>(i)  s = MatMul(r, t)  z = Cast<to = 1>(s)  d = Div(z, scale)
-        c = Mul(d, temperature)  p = Softmax(c)  b = ReduceMean<axes = [1], keepdims = 0>(p)  a = MatMul(b, e)
+        c = Mul(d, temperature)  p = Softmax(c)  o = Sub(unity, p)  b = ReduceMean<axes = [1], keepdims = 0>(o)
+        a = MatMul(b, e)
         m = ReduceMean<axes = [-1]>(a)  g = Add(m, epsilon)  f = Sqrt(g)  y = Div(a, f)  scores = MatMul(y, u)
     }"""
-    numbers = {"embedding": 4, "both": 6**-0.25, "scale": 6**0.5, "epsilon": 1e-5, "temperature": 0.9}
+    numbers = {"embedding": 4, "both": 6**-0.25, "scale": 6**0.5, "epsilon": 1e-5, "temperature": 0.9, "unity": 1}
     arrays = {name: np.array(value, np.float32) for name, value in numbers.items()}
     arrays |= {**normal(v=(16, 12), w=(16, 12), u=(16, 3)), "heads": np.array([0, 0, 2, 6])}
     made = generate_artifacts(build(text, arrays), loss=CE, artifact_directory=tmp_path)
@@ -330,6 +331,12 @@ def test_models_without_weights(tmp_path):
     numbers = build("g (int64[n, 3] x) => (float[n, 3] y) { y = Cast<to = 1>(x) }")
     with pytest.raises(ValueError, match="the model has no weights, expected float tensors"):
         generate_artifacts(numbers, loss=CE, artifact_directory=tmp_path)
+    linear = helper.make_node("LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml", coefficients=[1.0] * 3, targets=1)
+    numbers.graph.node[0].CopyFrom(linear)
+    numbers.graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    numbers.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    with pytest.raises(ValueError, match="adds or looks up: those of LinearRegressor are attributes, which are not"):
+        generate_artifacts(numbers, loss=LossType.MSELoss, artifact_directory=tmp_path)
     apart = build(
         "g (float[n, 3] x) => (float[n, 3] y, float[n, 2] z) { y = Relu(x) z = MatMul(x, w) }", normal(w=(3, 2))
     )

@@ -18,7 +18,7 @@ from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.gradients.expansion import differentiable_inputs, inline_functions, taken_nodes
 from opgrad.onnx.graph.facts import ALL, facts_of
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.messages import FLOATS, domain_of, size_of
+from opgrad.onnx.graph.messages import CLASSICAL, FLOATS, domain_of, size_of
 from opgrad.onnx.graph.nodes import all_nodes, captured, module_path, reads_values, subgraphs
 from opgrad.onnx.graph.subgraphs import FIRST_STATE, state_count
 from opgrad.training.files.tensor_values import Held, array_of
@@ -376,9 +376,11 @@ class Candidates:
         return bool(PARAMETER.fullmatch(name)) and not all(self._is_of_formula(name, node) for node in operations)
 
     def _is_of_formula(self, name: str, node: onnx.NodeProto) -> bool:
-        """Whether a number is an operand that nobody trains: an epsilon, or a root of the size that it scales by."""
+        """Whether a number is an operand that nobody trains: an epsilon, a root of a size as a scale, 1 of 1 - p."""
         array = self._values(name)
         value = abs(float(array.item()))
+        if node.op_type == "Sub" and value == 1 and node.input[0] in self.results(name):  # 1 - p
+            return True
         if node.op_type == "Add":
             readers = self._readers.get(node.output[0], ())
             return value < LARGEST_EPSILON and any((each.op_type, place) in GUARDED for each, place in readers)
@@ -649,7 +651,8 @@ def no_weights(model: onnx.ModelProto) -> str:
     ]
     text = "the model has no weights, expected float tensors that it multiplies, adds or looks up"
     if not quantized:
-        return text
+        classical = next((node.op_type for node in all_nodes(model.graph.node) if domain_of(node) == CLASSICAL), None)
+        return text if classical is None else f"{text}: those of {classical} are attributes, which are not trained"
     return (
         f"{text}: those of {quantity(len(quantized), 'node')} such as {quantized[0].op_type} are quantized, integers "
         "that no step can change a little; train the float model that this was made of, and quantize the result"
