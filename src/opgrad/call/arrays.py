@@ -22,7 +22,7 @@ from opgrad.call import owners
 from opgrad.call.entries import Answered, function_of
 from opgrad.contract import Array, Operator, Spec, declared
 from opgrad.contract.arrangement import contiguous
-from opgrad.contract.declaration import HOST, Arrays, Memory, is_masked
+from opgrad.contract.declaration import HOST, Arrays, Memory, array_of, is_masked, no_array
 from opgrad.contract.signature import is_plain, plain, prepare
 from opgrad.cpu.plans import RUNNERS, Kept, plan_for
 from opgrad.cpu.runtime import pool
@@ -420,9 +420,9 @@ def as_given(op: Operator, named: Mapping[str, Any]) -> dict[str, Any]:
             if is_masked(value):
                 raise TypeError(f"{op.name}: {name} is a masked array, expected an array without a mask")
             try:
-                given[name] = value if type(value) is np.ndarray else np.asarray(value)
+                given[name] = value if type(value) is np.ndarray else array_of(value)
             except Exception as error:
-                raise TypeError(f"{op.name}: {name} is {type(value).__name__}, expected an array") from error
+                raise no_array(f"{op.name}: {name}", value, error) from error
         elif isinstance(value, np.ndarray) and name != "out":
             given[name] = value.item() if value.ndim == 0 else tuple(value.tolist())
     if "out" in given:

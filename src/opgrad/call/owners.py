@@ -20,7 +20,6 @@ DOORS = {
     "jax": "opgrad.jax.operators",
     "jaxlib": "opgrad.jax.operators",
 }
-LENT = "opgrad.call.libraries.dlpack"  # for types of other packages that lend their memory
 
 
 class Library(Protocol):
@@ -66,10 +65,6 @@ def library_of(kind: type) -> Library | None:
     if kind not in known:
         modules = (DOORS.get(base.__module__.partition(".")[0]) for base in kind.__mro__)
         module = next((found for found in modules if found is not None), None)
-        # A type that has DLPack, and none of the ways by which NumPy makes arrays of objects, only lends its memory.
-        ways = (f"__array{way}__" for way in ("", "_interface", "_struct"))
-        if module is None and hasattr(kind, "__dlpack__") and not any(hasattr(kind, way) for way in ways):
-            module = None if issubclass(kind, memoryview | bytes | bytearray) else LENT
         with settling:  # a fork never meets the module half imported
             known[kind] = None if module is None else cast(Library, importlib.import_module(module))
     return known[kind]
@@ -111,10 +106,7 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     Raises TypeError if they belong to several, NotImplementedError for an operator that only NumPy's arrays have,
     besides what the operator raises.
     """
-    if "torch" not in op.support.front_ends:  # only NumPy's arrays have it, in whose place DLPack's may stand
-        found = {library_of(type(array)) for array in arrays_of(op, given).values()} - {None}
-        if {owner.NAME for owner in found if owner} == {"DLPack array"}:
-            return next(owner for owner in found if owner).run(op, given)
+    if "torch" not in op.support.front_ends:
         refusal = "no kernel for other arrays than NumPy's; convert them with numpy.asarray"
         raise NotImplementedError(f"{op.name}: {refusal}")
     for name in op.inputs:

@@ -70,6 +70,24 @@ class Memory(Protocol):
         """Copy the elements of one array into another of the same shape."""
 
 
+WAYS = "__array__", "__array_interface__", "__array_struct__"  # by which NumPy makes arrays of objects
+
+
+def array_of(value: Any) -> Array:
+    """NumPy's array of a value; of one that has DLPack alone, in the memory that it lends. Raises what they raise."""
+    return np.from_dlpack(value) if type(value) is not np.ndarray and _only_lends(value) else np.asarray(value)
+
+
+def _only_lends(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and not any(hasattr(value, way) for way in WAYS)
+
+
+def no_array(what: str, value: Any, error: Exception) -> TypeError:
+    """The exception for a value of which `array_of` has made no array."""
+    reason = f"which NumPy cannot take by DLPack: {error}" if _only_lends(value) else "expected an array"
+    return TypeError(f"{what} is {type(value).__name__}, {reason}")
+
+
 class Host:
     """`Arrays` for NumPy's."""
 
@@ -79,12 +97,12 @@ class Host:
 
     @staticmethod
     def spec(array: Any) -> Spec:
-        found = np.asarray(array)
+        found = array_of(array)
         return Spec(found.shape, found.dtype)
 
     @staticmethod
     def broadcast(array: Any, shape: Shape, like: Any) -> Array:
-        found = np.asarray(float(array) if isinstance(array, int) and not isinstance(array, bool) else array)
+        found = array_of(float(array) if isinstance(array, int) and not isinstance(array, bool) else array)
         return found if found.shape == shape else np.broadcast_to(found, shape)
 
     @staticmethod

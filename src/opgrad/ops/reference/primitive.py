@@ -31,7 +31,7 @@ from opgrad.contract import (
 )
 from opgrad.contract.arrangement import repeated_axes
 from opgrad.contract.attributes import result_dtype
-from opgrad.contract.declaration import HOST, NUMBERS, Arrays, is_masked
+from opgrad.contract.declaration import HOST, NUMBERS, Arrays, is_masked, no_array
 from opgrad.ops.reference import post_ops
 from opgrad.ops.reference.dropout import Dropout
 from opgrad.ops.reference.post_ops import PostOp
@@ -292,7 +292,7 @@ def _spec(op: Operator, library: Arrays, name: str, array: Any) -> Spec:
     except Exception as error:  # a foreign __array__ may raise anything
         if isinstance(error, TypeError) and library is not HOST:
             raise
-        raise TypeError(f"{op.name}: {name} is {type(array).__name__}, expected an array") from error
+        raise no_array(f"{op.name}: {name}", array, error) from error
 
 
 def _broadcast(op: Operator, library: Arrays, name: str, array: Any, like: Spec, beside: Any) -> Any:
