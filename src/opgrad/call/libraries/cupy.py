@@ -154,7 +154,7 @@ def broadcast(array: Any, shape: Shape, like: Any) -> Any:
 
 def state(words: Array, like: Any) -> Any:
     """The two as int64 on the current device; CuPy copies them from pinned memory, without waiting."""
-    return cupy.array(words)
+    return cupy.array(words, np.int64)
 
 
 def total(array: Any, axes: tuple[int, ...], shape: Shape, dtype: str) -> Any:
