@@ -370,6 +370,14 @@ def test_weights_that_layers_share_are_told(tmp_path):
     (note,) = Tuner(tmp_path / "model.onnx", train="*").adapted.setting().notes
     assert note.startswith(f"1 tensor read by several layers, trained as one: {name!r} by ")
     assert Tuner(tmp_path / "model.onnx", train="*down_proj*").adapted.setting().notes == ()
+    table, head = (
+        each for each in model.graph.initializer if each.name in ("model.embed_tokens.weight", "lm_head.weight")
+    )
+    head.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table).T.copy(), head.name))
+    onnx.save(model, tmp_path / "model.onnx")
+    found = Tuner(tmp_path / "model.onnx", train=["*embed*", "lm_head.*"]).adapted.setting().notes
+    told = "as exporters fold a weight that layers share, and is trained apart"
+    assert found == (f"{head.name!r} is the transpose of {table.name!r}, {told}",)
 
 
 def test_layers_that_a_pattern_takes_by_their_biases_alone_are_told(tmp_path):
