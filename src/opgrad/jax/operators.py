@@ -30,6 +30,7 @@ Values = Mapping[str, Any]
 Attributes = tuple[tuple[str, Any], ...]
 ATTENTION = "dot_product_attention"
 OPERATORS = tensor_operators()
+LOSS_ONLY = OPERATORS["softmax_cross_entropy_loss_only"]
 # Operators of which functions here give the first result alone: others have no gradient.
 LAYERS = graph_operators()
 LAYERS["attention"] = only(LAYERS["attention"], ("y", "lse"))
@@ -331,27 +332,20 @@ def _loss(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: S
             (dlogits,) = differentiable(OPERATORS["softmax_cross_entropy_loss_grad"], arrays, options)
         found["logits"] = dlogits
     if "weight" in wanted and "loss" in upstream:
-        found["weight"] = _of_weight(log_prob, saved, upstream["loss"], attributes)
-    return found
-
-
-def _of_weight(log_prob: Array, saved: Values, dloss: Array, attributes: dict[str, Any]) -> Array:
-    _, pull = jax.vjp(lambda weight: loss_of(log_prob, saved["labels"], weight, **attributes), saved["weight"])
-    (found,) = pull(dloss.astype(jax.eval_shape(lambda: loss_of(log_prob, saved["labels"], **attributes)).dtype))
+        kept, dloss = {"log_prob": log_prob, **given}, {"loss": upstream["loss"]}
+        found |= _by_formula(LOSS_ONLY, loss_of, kept, dloss, attributes, ("weight",))
     return found
 
 
 def _loss_only(saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]) -> Values:
     """Of the loss alone, by computing it anew with its gradient."""
-    logits, found, dloss = saved["logits"], {}, upstream["loss"]
-    given = {name: saved[name] for name in ("logits", "labels", "weight") if name in saved}
+    found: dict[str, Array] = {}
     if "logits" in wanted:
-        options = {**attributes, "out_dtype": ("float32", logits.dtype.name)}
-        _, dlogits = differentiable(OPERATORS["softmax_cross_entropy_loss_and_grad"], given, options)
-        found["logits"] = scaled(dlogits, dloss)
+        options = {**attributes, "out_dtype": ("float32", saved["logits"].dtype.name)}
+        _, dlogits = differentiable(OPERATORS["softmax_cross_entropy_loss_and_grad"], saved, options)
+        found["logits"] = scaled(dlogits, upstream["loss"])
     if "weight" in wanted:
-        log_prob = jax.nn.log_softmax(logits.astype(wide(logits.dtype)), 1)
-        found["weight"] = _of_weight(log_prob, saved, dloss, attributes)
+        found |= _by_formula(LOSS_ONLY, FORMULAS[LOSS_ONLY.name], saved, upstream, attributes, ("weight",))
     return found
 
 

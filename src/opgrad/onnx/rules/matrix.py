@@ -33,10 +33,10 @@ def matmul(node: Node) -> Gradients:
     if (da := gradient_through(node, dy)) is not None:
         return [da, None]
     if a.sizes is None and b.sizes is not None and len(b.sizes) == 2:
-        return [node.body.node("MatMul", dy, transposed(b)), _gemm(_rows(a, b, 0), _rows(dy, b, 1), transA=1)]
+        return [node.body.node("MatMul", dy, transposed(b)), _rows(a, b, 0).apply("Gemm", _rows(dy, b, 1), transA=1)]
     ranks = len(sizes_of(a)), len(sizes_of(b))
     if ranks == (2, 2):
-        return [_gemm(dy, b, transB=1), _gemm(a, dy, transA=1)]
+        return [dy.apply("Gemm", b, transB=1), a.apply("Gemm", dy, transA=1)]
     # A vector is a matrix of one row, or of one column.
     row = node.with_sizes(a.unsqueeze(0), [1, *sizes_of(a)]) if ranks[0] == 1 else a
     column = node.with_sizes(b.unsqueeze(1), [*sizes_of(b), 1]) if ranks[1] == 1 else b
@@ -46,15 +46,12 @@ def matmul(node: Node) -> Gradients:
     widths = known([sizes_of(each)[-1] for each in (a, b)])
     if ranks[1] == 2 and widths and all(widths):
         # The rows of all matrices, as one matrix.
-        db = _gemm(*(each.reshape([-1, width]) for each, width in zip((a, dy), widths, strict=True)), transA=1)
+        rows, drows = (each.reshape([-1, width]) for each, width in zip((a, dy), widths, strict=True))
+        db = rows.apply("Gemm", drows, transA=1)
     else:
         db = _over_batches(node.body.node("MatMul", transposed(row), dy), batch, column)
     da = _over_batches(node.body.node("MatMul", dy, transposed(column)), batch, row)
     return [reshape_like(da, a) if ranks[0] == 1 else da, reshape_like(db, b) if ranks[1] == 1 else db]
-
-
-def _gemm(a: Value, b: Value, *c: Value, **attributes: float) -> Value:
-    return a.body.node("Gemm", a, b, *c, **attributes)
 
 
 def _rows(value: Value, matrix: Value, axis: int) -> Value:
@@ -74,15 +71,15 @@ def gemm(node: Node) -> Gradients:
     a, b, dy = node.x, node.required(1), node.dy
     trans_a, trans_b, alpha, beta = (node.get(*each) for each in GEMM.items())
     if trans_a:
-        da = _gemm(b, dy, transA=trans_b, transB=1, alpha=alpha)
+        da = b.apply("Gemm", dy, transA=trans_b, transB=1, alpha=alpha)
     elif (found := gradient_through(node, dy, bool(trans_b))) is not None:
         da = found if alpha == 1 else found * alpha
     else:
-        da = _gemm(dy, b, transB=1 - trans_b, alpha=alpha)
+        da = dy.apply("Gemm", b, transB=1 - trans_b, alpha=alpha)
     if trans_b:
-        db = _gemm(dy, a, transA=1, transB=trans_a, alpha=alpha)
+        db = dy.apply("Gemm", a, transA=1, transB=trans_a, alpha=alpha)
     else:
-        db = _gemm(a, dy, transA=1 - trans_a, alpha=alpha)
+        db = a.apply("Gemm", dy, transA=1 - trans_a, alpha=alpha)
     return [da, db, None if node.input(2) is None else node.unbroadcast(dy if beta == 1 else dy * beta, 2)]
 
 
