@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from onnx import TensorProto
 
+from opgrad.onnx.graph.conversion import trains
 from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.graph.messages import MICROSOFT
 from opgrad.onnx.graph.sizes import are_equal, known
@@ -19,8 +20,6 @@ from opgrad.onnx.rules.node import (
     sizes_of,
     unbroadcast,
 )
-
-FIRST_TRAINING_MODE = 14  # opset of BatchNormalization whose attribute says whether it trains
 
 
 def _full_scale(node: Node, axis: int) -> Value:
@@ -175,8 +174,7 @@ def _window_mean(values: Value, node: Node, below: int, above: int) -> Value:
 @gradient("BatchNormalization", constant=(3, 4))
 def batch_normalization(node: Node) -> Gradients:
     """dx = scale * inv_std * (dy - mean(dy) - n * mean(dy * n)); with given statistics dx = dy * scale * inv_std."""
-    training = node.get("training_mode", 0) if node.opset >= FIRST_TRAINING_MODE else len(node.proto.output) > 1
-    if not training:
+    if not trains(node.proto, node.opset):
         return _of_given_statistics(node)
     epsilon, momentum = node.get("epsilon", 1e-5), node.get("momentum", 0.9)
     node.become("BatchNormInternal", MICROSOFT, epsilon=epsilon, momentum=momentum, training_mode=1)
