@@ -30,6 +30,12 @@ class ArgumentTypeError(ArgumentError, TypeError):
     """An argument of a wrong type."""
 
 
+def require(holds: bool, argument: str, value: object, expected: str) -> None:
+    """Raise ArgumentError of an argument unless what is expected of its value holds."""
+    if not holds:
+        raise ArgumentError(argument, f"is {value!r}, expected {expected}")
+
+
 class naming(ContextDecorator):
     """Put the caller, the function or object that was called, in front of errors' texts, once: the innermost is named.
 

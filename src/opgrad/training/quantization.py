@@ -23,7 +23,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, compose, helper, numpy_helper
 
-from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming, require
 from opgrad.base.files import new_file
 from opgrad.onnx import passes
 from opgrad.onnx.graph.byte_products import LIMITED, MOST
@@ -87,8 +87,8 @@ class Distillation(Block):
     """
 
     def __init__(self, loss: Block, weight: float = 0.5, temperature: float = 2.0):
-        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight <= 1:
-            raise ArgumentError("weight", f"is {weight!r}, expected a number from 0 to 1")
+        is_share = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight <= 1
+        require(is_share, "weight", weight, "a number from 0 to 1")
         self._loss, self._weight = loss, float(weight)
         self._temperature = positive("temperature", temperature)
 
@@ -580,8 +580,7 @@ def prepare(
     Jain et al. 2020.
     Raises TypeError and ValueError for other arguments, or a model in which nothing can be quantized.
     """
-    if kind not in KINDS:
-        raise ArgumentError("kind", f"is {kind!r}, expected {' or '.join(KINDS)}")
+    require(kind in KINDS, "kind", kind, " or ".join(KINDS))
     given = load(model)
     if quantized := next((node.op_type for node in all_nodes(given.graph.node) if facts_of(node).quantized), None):
         raise ValueError(f"the model is quantized already, it has {quantized}; expected a float model")
@@ -630,9 +629,8 @@ def convert(model: Model) -> onnx.ModelProto:
         if node.op_type in BIASED and len(node.input) > BIAS:
             written += _bias(node, makers.get(node.input[0]), weight, values)
         written.append(node)
-    read = {name for node in written for name in node.input} | {each.name for each in graph.output}
-    used = [node for node in written if node.op_type != "DequantizeLinear" or node.output[0] in read]
-    read = {name for node in used for name in node.input}
+    used = needed(written, [each.name for each in graph.output])
+    read = read_by(used)
     del graph.node[:], graph.initializer[:]
     graph.node.extend(used)
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items() if name in read)

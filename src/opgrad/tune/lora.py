@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from opgrad.base.arguments import ArgumentError, naming
+from opgrad.base.arguments import ArgumentError, naming, require
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import keep, opset_of
@@ -27,7 +27,7 @@ from opgrad.training.files.tensor_values import array_of
 from opgrad.training.make.checks import listed, near
 from opgrad.training.make.tensors import fits
 from opgrad.tune.language_model import LanguageModel, attributes_of_nbits
-from opgrad.tune.options import parsed, require
+from opgrad.tune.options import parsed
 from opgrad.tune.products import TABLES, WeightProduct
 
 ATTENTION = ("q", "k", "v", "o", "qkv")  # roles of the products that get adapters by default

@@ -5,7 +5,7 @@ from dataclasses import fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import ArgumentError, require
 
 T = TypeVar("T")
 BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')  # a comma outside of quotes
@@ -26,11 +26,6 @@ def parsed(kind: type[T], text: str, argument: str) -> T:
         return kind(**{name: _value(name, known[name], value) for name, value in values.items()})
     except ArgumentError as error:
         raise ArgumentError(argument, f"option {error.argument} {error.text}") from None
-
-
-def require(holds: bool, name: str, value: Any, expected: str) -> None:
-    if not holds:
-        raise ArgumentError(name, f"is {value!r}, expected {expected}")
 
 
 def _value(name: str, kind: Any, text: str) -> Any:

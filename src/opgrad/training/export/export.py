@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import inliner
 
-from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming, require
 from opgrad.base.files import check_destinations, destination, new_file, sha256_of, staged
 from opgrad.onnx.graph.messages import declared_types, opset_of
 from opgrad.training.export import building
@@ -73,15 +73,13 @@ def export_step(
     target = destination(target)
     check_destinations(target.parent, [f"{target.stem}{each}" for each in BESIDE])
     found = artifacts if isinstance(artifacts, ArtifactSet) else ArtifactSet.load(artifacts)
-    if weights not in PRESENT:
-        raise ArgumentError("weights", f"is {weights!r}, expected one of {', '.join(PRESENT)}")
+    require(weights in PRESENT, "weights", weights, f"one of {', '.join(PRESENT)}")
     if strange := set(models) - {EVALUATION, INFERENCE}:
         raise ArgumentError("models", f"has {', '.join(map(repr, strange))}, expected {EVALUATION} or {INFERENCE}")
     rule: StepRule = found.rule if optimizer is None else optimizer
     if type(rule) not in MOMENTS:
         raise ArgumentTypeError("optimizer", f"is of type {type(rule).__name__}, expected a rule such as AdamWRule")
-    if clip_norm is not None and not 0 < clip_norm < math.inf:
-        raise ArgumentError("clip_norm", f"is {clip_norm}, expected a number above 0")
+    require(clip_norm is None or 0 < clip_norm < math.inf, "clip_norm", clip_norm, "a number above 0")
     rule = rule if clip_norm is None else replace(rule, max_norm=clip_norm)
     export = _Export(found, rule, np.dtype(weights), opset, flat=flat, accumulate=accumulate, inline=inline)
     held = export.weights(read_checkpoint(checkpoint) if isinstance(checkpoint, (str, PathLike)) else checkpoint)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import require
 from opgrad.contract.quantized import BYTE
 from opgrad.onnx.graph.conversion import LEAST, raise_opset
 from opgrad.onnx.graph.formulas import GraphBody, Value
@@ -36,8 +36,7 @@ def plain_model(model: onnx.ModelProto, opset: int | None) -> onnx.ModelProto:
         least that functions can be written for.
     Raises NotImplementedError, naming the operator, where there is no such form, ValueError for an older opset.
     """
-    if opset is not None and opset < LEAST:
-        raise ArgumentError("opset", f"is {opset}, expected {LEAST} at least")
+    require(opset is None or opset >= LEAST, "opset", opset, f"{LEAST} at least")
     inlined = inliner.inline_local_functions(model) if model.functions else model
     try:
         typed = inferred_model(inlined)
@@ -45,8 +44,8 @@ def plain_model(model: onnx.ModelProto, opset: int | None) -> onnx.ModelProto:
         raise ValueError(f"the graph is wrong: {sentence(error)}") from None
     use_internal_losses(typed)
     raise_opset(typed, opset or LEAST)
-    if opset is not None and opset_of(typed) > opset:
-        raise ArgumentError("opset", f"is {opset}, expected {opset_of(typed)} at least, which the graph needs")
+    least = opset_of(typed)
+    require(opset is None or opset >= least, "opset", opset, f"{least} at least, which the graph needs")
     lowered = lower(typed, operators=LOWERED)
     lack = set()
     for node in model_nodes(lowered):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from opgrad.base.arguments import ArgumentError, naming
+from opgrad.base.arguments import naming, require
 from opgrad.training.files.artifact_set import AdamWRule, SGDRule
 
 
@@ -13,10 +13,8 @@ def _check(rule: object, decays: Sequence[str], others: Sequence[str]) -> None:
     with naming(type(rule).__name__):
         for name in (*decays, *others):
             value = getattr(rule, name)
-            if name in decays and not 0 <= value < 1:
-                raise ArgumentError(name, f"is {value}, expected a number from 0 to below 1")
-            if not 0 <= value < math.inf:
-                raise ArgumentError(name, f"is {value}, expected a number from 0 on")
+            require(name not in decays or 0 <= value < 1, name, value, "a number from 0 to below 1")
+            require(0 <= value < math.inf, name, value, "a number from 0 on")
 
 
 @dataclass(frozen=True)
@@ -100,8 +98,7 @@ def rule(name: str, **attributes: object) -> StepRule:
     Raises ValueError for another name, an attribute that the rule does not have, or a value without meaning.
     """
     kinds = {known: kind for kind, known in NAMES.items()} | {"nesterov": MomentumRule}
-    if name not in kinds:
-        raise ArgumentError("optimizer", f"is {name!r}, expected one of {', '.join(sorted(kinds))}")
+    require(name in kinds, "optimizer", name, f"one of {', '.join(sorted(kinds))}")
     kind = kinds[name]
     known = [each.name for each in fields(kind)]
     if wrong := [each for each in attributes if each not in known]:

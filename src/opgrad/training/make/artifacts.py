@@ -16,14 +16,14 @@ from typing import Any
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming, require
 from opgrad.base.files import check_destinations, new_file, staged
 from opgrad.onnx.graph import conversion
 from opgrad.onnx.graph.loading import check_and_repair
 from opgrad.onnx.graph.messages import opset_of, size_of
 from opgrad.onnx.graph.nodes import all_nodes, attributes_of
 from opgrad.training.files import checkpoint
-from opgrad.training.files.artifact_set import ArtifactSet, note_outputs, read_rule
+from opgrad.training.files.artifact_set import FILES, ArtifactSet, note_outputs, read_rule
 from opgrad.training.files.checkpoint import Checkpoint, write_checkpoint
 from opgrad.training.files.tensor_values import (
     LARGEST_MODEL,
@@ -149,8 +149,8 @@ class Files:
 
     def check(self) -> None:
         """Raise `NoFile` or IsADirectoryError where a file cannot be written."""
-        names = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint", VALUES)
-        check_destinations(self.folder, [f"{self.prefix}{name}" for name in (*names, "nominal_checkpoint")])
+        names = (*FILES, VALUES, "nominal_checkpoint")
+        check_destinations(self.folder, [f"{self.prefix}{name}" for name in names])
 
     def _beside(self, names: Collection[str]) -> list[str]:
         """The further files of an older set with these names, which are removed because only that set needs them."""
@@ -305,8 +305,8 @@ def generate_artifacts(
     folder = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path()
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    if not isinstance(prefix, str) or Path(prefix + "checkpoint").name != prefix + "checkpoint":
-        raise ArgumentError("prefix", f"is {prefix!r}, expected the beginning of file names, without folders")
+    is_name = isinstance(prefix, str) and Path(f"{prefix}checkpoint").name == f"{prefix}checkpoint"
+    require(is_name, "prefix", prefix, "the beginning of file names, without folders")
     files = Files(folder, prefix, bool(nominal_checkpoint), bool(ort_format), library)
     files.check()
     made = models_of(

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, defs, helper
 
-from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming, require
 from opgrad.base.files import check_regular
 from opgrad.onnx.graph.formulas import Body, Value
 from opgrad.onnx.graph.graph import Graph
@@ -426,15 +426,13 @@ REDUCTIONS = ("mean", "sum", "none")
 
 def chosen(argument: str, value: str, values: Collection[str]) -> str:
     """An argument, checked to be one of these values. Raises ArgumentError."""
-    if value not in values:
-        raise ArgumentError(argument, f"is {value!r}, expected one of {', '.join(map(repr, values))}")
+    require(value in values, argument, value, f"one of {', '.join(map(repr, values))}")
     return value
 
 
 def positive(argument: str, value: float) -> float:
     """An argument, checked to be above 0. Raises ArgumentError."""
-    if not value > 0:
-        raise ArgumentError(argument, f"is {value!r}, expected a number above 0")
+    require(value > 0, argument, value, "a number above 0")
     return value
 
 
@@ -522,13 +520,12 @@ class AdamW(_Optimizer):
         adam_mode: int = 1,
     ):
         super().__init__(clip_grad)
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ArgumentError("betas", f"is {betas!r}, expected two numbers from 0 to below 1")
+        are_rates = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
+        require(are_rates, "betas", betas, "two numbers from 0 to below 1")
         for name, value in (("eps", eps), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ArgumentError(name, f"is {value!r}, expected 0 or above")
-        if adam_mode not in (0, 1) or (adam_mode == 0 and not bias_correction):
-            raise ArgumentError("adam_mode", f"is {adam_mode!r}, expected 1, or 0 with bias_correction")
+            require(value >= 0, name, value, "0 or above")
+        is_mode = adam_mode == 1 or (adam_mode == 0 and bias_correction)
+        require(is_mode, "adam_mode", adam_mode, "1, or 0 with bias_correction")
         self._attributes: dict[str, Any] = {
             "alpha": float(betas[0]), "beta": float(betas[1]), "epsilon": float(eps),
             "weight_decay": float(weight_decay), "correct_bias": int(bias_correction), "adam_mode": adam_mode,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import ArgumentError, require
 from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.graph.messages import FLOATS, HALVES
 from opgrad.training.make.blocks import (
@@ -180,8 +180,7 @@ class CrossEntropyLoss(_Classes):
         class_axis: int | None = None,
     ):
         super().__init__(weight, reduction, ignore_index, class_axis)
-        if not 0 <= label_smoothing <= 1:
-            raise ArgumentError("label_smoothing", f"is {label_smoothing!r}, expected 0 to 1")
+        require(0 <= label_smoothing <= 1, "label_smoothing", label_smoothing, "0 to 1")
         self._smoothing = label_smoothing
 
     def _loss(self, scores: Value, labels: Value, weights: Value | None) -> Value:

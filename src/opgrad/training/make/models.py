@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import ArgumentError, require
 from opgrad.onnx import passes
 from opgrad.onnx.gradients.backward import SUFFIX
 from opgrad.onnx.gradients.differentiation import Differentiated, Segments, append, differentiate, names_in, prepared
@@ -111,8 +111,7 @@ def training_models(
 
     Raises what `training_graph` raises, LookupError for outputs and ValueError for names that the model does not have.
     """
-    if precision not in PRECISIONS:
-        raise ArgumentError("precision", f"is {precision!r}, expected 'float32' or 'model'")
+    require(precision in PRECISIONS, "precision", precision, "'float32' or 'model'")
     if not trainable:
         raise ValueError("nothing is trainable, expected at least one parameter or input that requires a gradient")
     known: Graph | None = accessor.graph()

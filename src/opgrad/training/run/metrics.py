@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import require
 from opgrad.base.files import open_regular, replace_file
 
 
@@ -70,8 +70,7 @@ Log = Callable[[int, Mapping[str, Any]], None]
 def check_loggers(names: Sequence[str]) -> None:
     """Raise ValueError for an unknown logger, ModuleNotFoundError where its package is missing."""
     for name in names:
-        if name not in LOGGERS:
-            raise ArgumentError("loggers", f"is {name!r}, expected {' or '.join(LOGGERS)}")
+        require(name in LOGGERS, "loggers", name, " or ".join(LOGGERS))
         import tensorboardX  # noqa: F401
 
 

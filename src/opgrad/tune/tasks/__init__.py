@@ -1,6 +1,6 @@
 """The tasks that a model is trained for; see `Task`."""
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import require
 from opgrad.tune.options import parsed
 from opgrad.tune.tasks.base import TRAIN_ON, Task, Write
 from opgrad.tune.tasks.classify import Classify, Rank
@@ -15,6 +15,6 @@ TASKS: dict[str, type[Task]] = {each.NAME: each for each in (Write, Prefer, Embe
 def task_of(text: str) -> Task:
     """The task by its text, such as `write`, or a name with options: `name, option=value`. Raises ArgumentError."""
     name, _, options = text.partition(",")
-    if name.strip() not in TASKS:
-        raise ArgumentError("task", f"is {text!r}, expected one of {', '.join(TASKS)}, perhaps with options behind it")
+    known = f"one of {', '.join(TASKS)}, perhaps with options behind it"
+    require(name.strip() in TASKS, "task", text, known)
     return parsed(TASKS[name.strip()], options, "task")

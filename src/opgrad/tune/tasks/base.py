@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 import onnx
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import require
 from opgrad.base.files import alone
 from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.dataset import TensorSpec
@@ -127,8 +127,7 @@ class Task:
     def refuse(self, **given: Any) -> None:
         """Raise ArgumentError for options that are of language models alone and differ from their defaults."""
         for name, value in given.items():
-            if not self.WRITES and value:
-                raise ArgumentError(name, f"is {value!r}, expected none for the task {self.NAME}")
+            require(self.WRITES or not value, name, value, f"none for the task {self.NAME}")
 
 
 def tokens_spec(name: str) -> TensorSpec:

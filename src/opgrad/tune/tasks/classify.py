@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import ArgumentError, require
 from opgrad.base.files import replace_file
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
@@ -23,7 +23,6 @@ from opgrad.training.make.checks import quantity
 from opgrad.tune.examples import RowData
 from opgrad.tune.language_model import LOSS, LanguageModel, finish, read
 from opgrad.tune.lines import text_of
-from opgrad.tune.options import require
 from opgrad.tune.tasks import encoder
 from opgrad.tune.tasks.base import Learned, TaskModel
 from opgrad.tune.tasks.embed import retrieved, texts_of
