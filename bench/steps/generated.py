@@ -191,6 +191,5 @@ def _runner(subject: Subject, model: onnx.ModelProto) -> Callable[[], float]:
     inputs = [declared(value) for value in graph.input if value.name in subject.feeds]
     options = session_options(opgrad.get_num_threads())
     runner = BoundGraph(bound, options, "bench", inputs, [declared(graph.output[0])], fixed, dict(written))
-    runner([subject.feeds[spec.name] for spec in inputs])
-
-    return lambda: runner().loss_ahead()()
+    values = [subject.feeds[spec.name] for spec in inputs]
+    return lambda: runner(values).loss_ahead()()

@@ -29,7 +29,7 @@ from bench.steps import api_step, generated
 from bench.steps.generated import TORCH, best_of_torch, disagreements, measure_attention, thread_counts
 from opgrad.cli.options import opt
 from opgrad.training import ArtifactSet, Checkpoint, api
-from opgrad.training.engine.memory import TrainingMemory, started
+from opgrad.training.engine.memory import FlatOptimizer, TrainingMemory
 from opgrad.training.engine.training_graph import BoundGraph, open_training, session_options
 from opgrad.training.run.job import sample_batch
 
@@ -328,13 +328,13 @@ def _chain(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[
 # --- ours ------------------------------------------------------------------------------------------------------------
 
 
-def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> BoundGraph:
-    """The training graph alone, as the step runs it, with the batch in its place."""
+def _graph(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[], BoundGraph]:
+    """The training graph alone, as the step runs it on the batch."""
     frozen = {name: array.copy() for name, array in artifacts.frozen.items()}
     memory = TrainingMemory(Checkpoint(dict(artifacts.trainable), frozen), unchanged=False)
     options = session_options(opgrad.get_num_threads())
     graph = open_training(artifacts.training()[0], artifacts.gradients, memory, {}, options, "bench")
-    return graph(list(data.values()))
+    return partial(graph, list(data.values()))
 
 
 def _optimizer(artifacts: ArtifactSet) -> Callable[[], object]:
@@ -342,4 +342,4 @@ def _optimizer(artifacts: ArtifactSet) -> Callable[[], object]:
     size = sum(array.size for array in artifacts.trainable.values())
     random = np.random.default_rng(0)
     parameters, gradients = (random.standard_normal(size).astype(np.float32) for _ in range(2))
-    return started(artifacts.rule, parameters, gradients, 0.0).step
+    return FlatOptimizer(artifacts.rule, parameters, gradients, 0.0).step

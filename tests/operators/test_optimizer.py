@@ -9,7 +9,7 @@ from artifact_sets import EXAMPLES, optimizer_model
 import opgrad
 from opgrad import optim
 from opgrad.training import AdamWRule, SGDRule
-from opgrad.training.engine.memory import GradientNorm, started
+from opgrad.training.engine.memory import FlatOptimizer, GradientNorm
 from opgrad.training.files.artifact_set import read_rule
 
 
@@ -41,7 +41,7 @@ def test_adamw_against_float64(adam_mode, correct_bias, epsilon, weight_decay):
     gradients = random.normal(0, 0.1, (5, parameters.size)).astype(np.float32)
     expected = adamw_in_float64(parameters, list(gradients), 0.01, rule)
     current = np.empty_like(parameters)
-    optimizer = started(rule, parameters, current, 0.01)
+    optimizer = FlatOptimizer(rule, parameters, current, 0.01)
     for gradient in gradients:
         current[...] = gradient
         optimizer.step()
@@ -55,7 +55,7 @@ def test_sgd_against_float64():
     rates = [0.01, 0.005, 0.1, 0.02, 0.01]
     expected = parameters - np.tensordot(rates, gradients.astype(np.float64), 1)
     current = np.empty_like(parameters)
-    optimizer = started(SGDRule(), parameters, current, 1.0)
+    optimizer = FlatOptimizer(SGDRule(), parameters, current, 1.0)
     for rate, gradient in zip(rates, gradients, strict=True):
         current[...] = gradient
         optimizer.learning_rate = rate
@@ -76,7 +76,7 @@ def test_every_element_is_updated_once(rule, size):
     for count in (1, 2):
         opgrad.set_num_threads(count)
         memory, gradients = values.copy(), gradient.astype(np.float32)
-        started(rule, memory[1:-1], gradients[1:-1], 0.125).step()
+        FlatOptimizer(rule, memory[1:-1], gradients[1:-1], 0.125).step()
         results.append((memory, gradients))
     np.testing.assert_array_equal(results[0][0], results[1][0])
     np.testing.assert_array_equal(results[0][1], results[1][1])
@@ -99,7 +99,7 @@ def test_float64_parameters(rule):
         expected = parameters - 0.01 * gradients
     else:
         expected = adamw_in_float64(parameters, [gradients], 0.01, rule)
-    started(rule, parameters, gradients, 0.01).step()
+    FlatOptimizer(rule, parameters, gradients, 0.01).step()
     np.testing.assert_allclose(parameters, expected, rtol=1e-14)
 
 
@@ -116,23 +116,23 @@ def test_gradients_that_are_not_numbers_are_not_hidden_by_clipping():
     for wrong in (np.nan, np.inf):
         parameters, gradients = np.ones(40, np.float32), np.ones(40, np.float32)
         gradients[3] = wrong
-        started(SGDRule(max_norm=1.0), parameters, gradients, 0.1).step()
+        FlatOptimizer(SGDRule(max_norm=1.0), parameters, gradients, 0.1).step()
         assert np.isnan(parameters[3])
     parameters, gradients = np.ones(40, np.float32), np.full(40, 1e-3, np.float32)
-    started(SGDRule(max_norm=1.0), parameters, gradients, 0.1).step()
+    FlatOptimizer(SGDRule(max_norm=1.0), parameters, gradients, 0.1).step()
     np.testing.assert_array_equal(gradients, np.float32(1e-3))
 
 
 def test_arrays_that_do_not_fit():
     good, other = np.zeros(8, np.float32), np.zeros(9, np.float32)
     with pytest.raises(TypeError, match="has dtype float16, expected float32 or float64"):
-        started(SGDRule(), np.zeros(8, np.float16), np.zeros(8, np.float16), 0.1)
+        FlatOptimizer(SGDRule(), np.zeros(8, np.float16), np.zeros(8, np.float16), 0.1)
     with pytest.raises(TypeError, match="has dtype float64, expected float32 or float64, the same"):
-        started(SGDRule(), good, np.zeros(8), 0.1)
+        FlatOptimizer(SGDRule(), good, np.zeros(8), 0.1)
     with pytest.raises(ValueError, match=r"has shape \(9,\), expected \(8,\)"):
-        started(AdamWRule(), good, other, 0.1)
+        FlatOptimizer(AdamWRule(), good, other, 0.1)
     with pytest.raises(ValueError, match="read-only or strided"):
-        started(SGDRule(), np.zeros(16, np.float32)[::2], good, 0.1)
+        FlatOptimizer(SGDRule(), np.zeros(16, np.float32)[::2], good, 0.1)
 
 
 def test_rules_are_read_from_the_optimizer_model():
@@ -264,7 +264,7 @@ def test_split_weights_follow_float32_bit_by_bit(rng, gradient, size, kind):
     upper, g = rng.normal(size=size).astype(ml_dtypes.bfloat16), np.empty(size, gradient)
     weights, wide = upper.astype(np.float32), np.empty(size, np.float32)
     split = getattr(optim, f"Split{kind}")(upper, g, 1e-3)
-    whole = optimizer.started(getattr(optimizer, f"{kind}Rule")(), weights, wide, 1e-3)
+    whole = optimizer.FlatOptimizer(getattr(optimizer, f"{kind}Rule")(), weights, wide, 1e-3)
     for _ in range(30):
         g[...] = rng.normal(size=size)
         wide[...] = g

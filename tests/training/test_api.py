@@ -333,7 +333,7 @@ def test_ort_values_in_and_out():
     assert found.numpy() == expected
     assert module(x, ort_y) == module(ort_x, y) == expected
     assert module.eval()(ort_x, ort_y).numpy() == expected
-    with pytest.raises(TypeError, match="pixels is int64, expected float32"):
+    with pytest.raises(TypeError, match="pixels is int64, expected an array of float32"):
         module(ort_y, ort_x)
     with pytest.raises(TypeError, match="pixels is set, expected a NumPy array or an OrtValue"):
         module({1}, y)
@@ -435,8 +435,8 @@ def test_the_examples_of_the_migration_guide_run(tmp_path, monkeypatch):
         (lambda x, y: (x,), ValueError, "1 inputs, expected 2: pixels, labels"),
         (lambda x, y: (x, y, y), ValueError, "3 inputs, expected 2"),
         (lambda x, y: (), ValueError, "0 inputs, expected 2"),
-        (lambda x, y: (x.astype(np.float64), y), TypeError, "pixels is float64, expected float32"),
-        (lambda x, y: (x, y.astype(np.int32)), TypeError, "labels is int32, expected int64"),
+        (lambda x, y: (x.astype(np.float64), y), TypeError, "pixels is float64, expected an array of float32"),
+        (lambda x, y: (x, y.astype(np.int32)), TypeError, "labels is int32, expected an array of int64"),
         (lambda x, y: (x[:, :63], y), ValueError, r"pixels has shape \(4, 63\), expected \(batch, 64\)"),
         (lambda x, y: (x, y[:3]), ValueError, r"labels has shape \(3,\), expected \(4,\)"),
         (lambda x, y: (x, y + 10), ValueError, r"labels\[0\] is 1., expected 0 to 9"),

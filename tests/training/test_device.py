@@ -176,7 +176,7 @@ def test_float16_with_a_scaled_loss(tmp_path):
     given = dict(zip((each.name for each in artifacts.inputs), (x, labels), strict=True))
     trainers = [Trainer(artifacts, 0.01, loss_scale="dynamic", device=device) for device in ("cpu", "cuda")]
     for each in trainers:
-        each.loss_scale.restore(f"[{2.0**24}, 0, 0, 0]")
+        each.loss_scale.restore([2.0**24, 0, 0, 0])
         each._bind_scale()
     cpu, device = (trained(each, [given] * 8) for each in trainers)
     np.testing.assert_allclose(device, cpu, rtol=1e-2)

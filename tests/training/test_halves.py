@@ -212,7 +212,7 @@ def test_a_dynamic_factor_is_halved_and_doubled(monkeypatch):
 
 def test_checkpoints_keep_the_factor(tmp_path):
     trainer, given = scaled(tmp_path, "dynamic")
-    trainer.loss_scale.restore(f"[{2.0**18}, 5, 0, 0]")
+    trainer.loss_scale.restore([2.0**18, 5, 0, 0])
     losses(trainer, given, 4)
     assert trainer.loss_scale.skipped > 5
     write_checkpoint(trainer.checkpoint({"mine": 3}), tmp_path / "last")

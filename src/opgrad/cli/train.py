@@ -234,7 +234,8 @@ def _export(
 
     with parameters_kept(run.output):
         checkpoint = read_checkpoint(run.output / (LAST if run.best_epoch is None else BEST))
-        export_model(run.artifacts, checkpoint.parameters, outputs, file)
+        values = {**run.artifacts.constants, **checkpoint.parameters}
+        export_model(run.artifacts.eval_model, run.artifacts.name, values, outputs, file)
         if finish is not None:
             finish(file)
     names = ", ".join(each.name for each in outputs)

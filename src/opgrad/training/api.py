@@ -4,7 +4,6 @@ import numbers
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,8 +18,8 @@ from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.training.engine.device import opened
 from opgrad.training.engine.distributed import OneProcess, Processes
-from opgrad.training.engine.export import write_inference_model
-from opgrad.training.engine.memory import SGD, AdamW, Flat, GradientNorm, TrainingMemory, clip_factor, zeros_like
+from opgrad.training.engine.export import declared_outputs, export_model
+from opgrad.training.engine.memory import Flat, FlatOptimizer, GradientNorm, TrainingMemory, clip_factor, zeros_like
 from opgrad.training.engine.training_graph import BoundGraph, Value, check_inputs, declared, open_training, ort_value
 from opgrad.training.engine.training_graph import session_options as options_for
 from opgrad.training.files import mapped_files
@@ -251,9 +250,6 @@ class CheckpointState:
         return self._properties
 
 
-MOST_SIGNATURES = 256
-
-
 class Module:
     """Trains and evaluates the model of training artifacts.
 
@@ -331,7 +327,6 @@ class Module:
         self._overwrites = True  # whether the next gradients replace the present ones; else they are added to them
         self._before: Flat = np.empty(0, np.float32)  # gradients of the batches before, while others are added to them
         self._reduced = True  # whether the gradients are averaged over all processes, or there are none yet
-        self._fitting: set[Any] = set()  # combinations of mode, dtypes and shapes of inputs that passed the checks
         memory.bound = True
 
     def _joined(self, group: Any) -> Processes:
@@ -384,22 +379,12 @@ class Module:
 
     def _take(self, user_inputs: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[Sequence[Value], bool]:
         """The inputs as the graph takes them, and whether all of them are OrtValues."""
-        kinds = {type(value) for value in user_inputs}
-        signature = None
-        if kinds == {np.ndarray}:
-            signature = (self.training, *[(value.dtype, value.shape) for value in user_inputs])
-            if signature in self._fitting:
-                return user_inputs, False
         if len(user_inputs) != len(specs):
             names = ", ".join(spec.name for spec in specs)
             raise ValueError(f"{len(user_inputs)} inputs, expected {len(specs)}: {names}")
         values = [_value(value, spec) for value, spec in zip(user_inputs, specs, strict=True)]
         check_inputs(specs, values)
-        if signature is not None:
-            if len(self._fitting) == MOST_SIGNATURES:
-                self._fitting.clear()
-            self._fitting.add(signature)
-        return values, kinds == {onnxruntime.OrtValue}
+        return values, {type(value) for value in user_inputs} == {onnxruntime.OrtValue}
 
     def _present_graph(self) -> BoundGraph:
         """The graph of the present mode. Raises RuntimeError if no call is possible."""
@@ -535,14 +520,15 @@ class Module:
         Raises ValueError if the eval graph has no such tensor, RuntimeError if the module has no eval graph or a
         nominal checkpoint no values.
         """
-        if self._eval_model is None:
+        source = self._eval_model
+        if source is None:
             raise RuntimeError("there is no eval graph, expected eval_model_uri when the module is made")
         if self._memory.nominal:
             raise RuntimeError("the parameters have no values yet, the checkpoint is nominal")
         held = {**self._memory.parameters, **self._memory.frozen}
         parameters = {**self._constants, **{name: held[name] for name in sorted(held)}}
-        names = list(dict.fromkeys(graph_output_names))
-        write_inference_model(self._eval_model, parameters, names, Path(os.fspath(inference_model_uri)))
+        outputs = declared_outputs(source, list(dict.fromkeys(graph_output_names)))
+        export_model(source, source.graph.name or "inference", parameters, outputs, inference_model_uri)
 
 
 def _fit(graph: onnx.GraphProto, memory: TrainingMemory) -> None:
@@ -600,7 +586,7 @@ class Optimizer:
         self._module, self._memory = module, module._state._memory
         memory = self._memory
         if memory.optimizer is not None and memory.optimizer.rule == rule:
-            self._update: SGD | AdamW = memory.optimizer
+            self._update: FlatOptimizer = memory.optimizer
         else:
             group = memory.group()
             rate = LEARNING_RATE if group is None else group.learning_rate

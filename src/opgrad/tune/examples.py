@@ -1,10 +1,10 @@
 """Examples as tokens (chats, prompts with completions, plain texts), and their batches, padded or all in one row.
 
-A file may be larger than the memory: of each line its place, its length and the number of tokens that are trained are
-kept, and of the first lines the tokens; those of others are made when they are needed."""
+A file may be larger than the memory: tokens lie in a temporary file, which is mapped.
+"""
 
-import hashlib
 import json
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +13,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from opgrad.base.arguments import ArgumentError
-from opgrad.training.files.dataset import Buffer, Dataset, Fill, TensorSpec
+from opgrad.base.arguments import require
+from opgrad.training.files.dataset import Dataset, Examples
 from opgrad.tune.caches import PLACES, STARTS
 from opgrad.tune.language_model import IGNORED, WEIGHTS
 from opgrad.tune.lines import (
-    KINDS,
     Lines,
     json_of,
     messages_of,
@@ -35,7 +34,6 @@ from opgrad.tune.tokenizer import Tokenizer
 TRAIN_ON = ("assistant", "last", "all")
 NO_LOOP = "the chat template writes messages in no loop over them, so that answers are not found; expected train_on all"
 REASONS = 3  # why lines are wrong, of those that are left out
-KEPT, OVERHEAD = 1 << 26, 1 << 9  # bytes of the tokens that are kept, and what Python takes for those of a line
 # Lengths of batches are multiples of this, so that there are few of them: a graph keeps memory and plans for each.
 MULTIPLE = 16
 MOST = 2**32  # of the numbers that are drawn
@@ -106,92 +104,79 @@ class TokenExamples:
     Raises OSError, and ValueError that names the line of what is wrong.
     """
 
-    LINES: ClassVar[type[Lines]] = Lines
+    KINDS: ClassVar[str] = "messages, conversations, prompt and completion, instruction and output, or text"
 
     def __init__(
         self, path: Path, tokenizer: Tokenizer, max_length: int, train_on: str = "assistant", skip_bad: bool = False
     ):
-        if train_on not in TRAIN_ON:
-            raise ArgumentError("train_on", f"is {train_on!r}, expected one of {', '.join(TRAIN_ON)}")
+        require(train_on in TRAIN_ON, "train_on", train_on, f"one of {', '.join(TRAIN_ON)}")
         self.path, self._tokenizer, self._max_length, self._train_on = path, tokenizer, max_length, train_on
-        self._lines = self.LINES(path)
-        self._kept: dict[int, tuple[bytes, TokenExample]] = {}
-        room = KEPT
-        places, lengths, counts, cut, most, empty, endless, checksum = [], [], [], 0, 0, 0, 0, 0
-        reason, bad, self.weighted, trained = f"expected lines with {KINDS}", list[str](), False, 0
-        for number, place, line in self._lines:
-            try:
-                example = self._read(line, number)
-            except ValueError as error:
-                if not skip_bad:
-                    raise
-                bad.append(str(error))
-                continue
-            size = len(example.tokens)
-            is_endless = not np.isin(example.tokens[example.trained], tokenizer.ends).any()
-            most, cut, example = max(most, size), cut + (size > max_length), example.cut(max_length)
-            count = int(example.trained.sum())
-            if not count:
-                if not empty:
-                    reason = f"{self.where(number)} {self._lack(self._lines.object(line, number, KINDS))}"
-                empty += 1
-                continue
-            endless += is_endless
-            places.append((place, number))
-            lengths.append(len(example.tokens))
-            counts.append(float(example.weights.sum()))
-            trained += count
-            self.weighted |= bool((example.weights % 1).any() or (example.weights > 1).any())
-            checksum = zlib.crc32(example.weights.tobytes(), zlib.crc32(example.tokens.tobytes(), checksum))
-            room -= example.tokens.nbytes + example.weights.nbytes + OVERHEAD
-            if room >= 0:
-                self._kept[number] = (
-                    hashlib.sha256(line).digest(),
-                    TokenExample(example.tokens.copy(), example.weights.copy()),
-                )
-        if not places:
-            reason = bad[0] if bad and not empty else reason
-            raise ValueError(f"{path}: it has no example with a token to learn from: {reason}")
-        self._places = np.array(places, np.int64)
+        self._lines, self._numbers = Lines(path), list[int]()
+        lengths, counts, bad = list[int](), list[float](), list[str]()
+        cut = most = empty = endless = checksum = trained = 0
+        reason, self.weighted = f"expected lines with {self.KINDS}", False
+        with tempfile.TemporaryFile(prefix="opgrad-") as store:
+            entries = self._lines.made(self._read, self.KINDS, skip_bad, bad)
+            for number, values, whole in ((number, *each) for number, found in entries for each in found):
+                is_endless = not np.isin(whole.tokens[whole.trained], tokenizer.ends).any()
+                most, cut = max(most, len(whole.tokens)), cut + (len(whole.tokens) > max_length)
+                example = whole.cut(max_length)
+                count = int(example.trained.sum())
+                if not count:
+                    if not empty:
+                        reason = f"{self._lines.where(number)} {self._lack(values)}"
+                    empty += 1
+                    continue
+                endless += is_endless
+                self._numbers.append(number)
+                lengths.append(len(example.tokens))
+                counts.append(float(example.weights.sum()))
+                trained += count
+                self.weighted |= bool((example.weights % 1).any() or (example.weights > 1).any())
+                for part in (example.tokens.tobytes(), example.weights.tobytes()):
+                    checksum = zlib.crc32(part, checksum)
+                    store.write(part)
+            if not lengths:
+                reason = bad[0] if bad and not empty else reason
+                raise ValueError(f"{path}: it has no example with a token to learn from: {reason}")
+            store.flush()
+            self._store = np.asarray(np.memmap(store, np.int32, "r"))
         self.lengths, self.counts, self.checksum = np.array(lengths), np.array(counts), checksum
-        told = len(places) + empty + len(bad), cut, most, empty, endless, len(bad), tuple(bad[:REASONS])
+        self._ends = 2 * np.cumsum(self.lengths)
+        told = len(lengths) + empty + len(bad), cut, most, empty, endless, len(bad), tuple(bad[:REASONS])
         self.told = Told(*told, int(self.lengths.sum()), trained)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._numbers)
 
     @property
     def form(self) -> int:
         """Whether some weights are neither 0 nor 1."""
         return int(self.weighted)
 
-    def where(self, number: int) -> str:
-        """The file and the line in it that a line here was."""
-        return self._lines.where(number)
-
     def origin(self, number: int) -> str:
         """Where an example came from, by its number."""
-        return self.where(int(self._places[number][1]))
+        return self._lines.where(self._numbers[number])
 
     def __getitem__(self, number: int) -> TokenExample:
-        """An example by its number. Raises ValueError if the file was changed meanwhile."""
-        place, line = map(int, self._places[number])
-        content = self._lines.read(place)
-        digest, kept = self._kept.get(line, (b"", None))
-        if kept is not None and digest == hashlib.sha256(content).digest():
-            return kept
-        example = self._read(content, line).cut(self._max_length)
-        if len(example.tokens) != self.lengths[number] or example.weights.sum() != self.counts[number]:
-            raise ValueError(f"{self.where(line)} was changed since the file was first read")
-        return example
+        """An example by its number."""
+        end, length = self._ends[number], self.lengths[number]
+        tokens, weights = self._store[end - 2 * length : end].reshape(2, -1)
+        return TokenExample(tokens, weights.view(np.float32))
 
-    def _read(self, line: bytes, number: int) -> TokenExample:
-        values = self._lines.object(line, number, KINDS)
-        with self._lines.naming(number):
-            tokens, weights = self._tokens(values)
-        weights = weights.astype(np.float32)
-        weights[:1] = 0
-        return TokenExample(tokens, weights)
+    def _read(self, values: dict[str, Any]) -> list[tuple[dict[str, Any], TokenExample]]:
+        """The examples of the object of a line, each with its own object."""
+        found = []
+        for each in self._objects(values):
+            tokens, weights = self._tokens(each)
+            weights = weights.astype(np.float32)
+            weights[:1] = 0
+            found.append((each, TokenExample(tokens, weights)))
+        return found
+
+    def _objects(self, values: dict[str, Any]) -> Sequence[dict[str, Any]]:
+        """The objects of the examples in the object of a line."""
+        return [values]
 
     def _tokens(self, values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of an example, and their weights."""
@@ -206,7 +191,7 @@ class TokenExamples:
         if "text" in values:
             tokens = self._ended(self._tokenizer.encode(text_of(values, "text"), special=True))
             return tokens, np.ones(len(tokens), np.bool_)
-        raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {KINDS}")
+        raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {self.KINDS}")
 
     def _lack(self, values: Mapping[str, Any]) -> str:
         """Why nothing is learned from the object of a line."""
@@ -290,7 +275,7 @@ class TokenBatch(Dataset):
 
 
 @dataclass(frozen=True)
-class RowData:
+class RowData(Examples):
     """Examples as the rows of batches, which are made when they are needed; those of a batch have similar lengths.
 
     A class of a task says what `lengths`, the `weight` and the `arrays` of rows are.
@@ -308,10 +293,6 @@ class RowData:
     @property
     def rows(self) -> int:
         return len(self.chosen)
-
-    def weight(self, rows: np.ndarray | None = None) -> float:
-        """The weight of all rows, or of some, in the mean of a loss: their number, unless a class says otherwise."""
-        return float(self.rows if rows is None else len(rows))
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """The numbers of tokens that the graph gets of these rows."""
@@ -353,24 +334,8 @@ class RowData:
         found = self.arrays(rows)
         return replace(found, arrays={**found.arrays, DRAW: np.array([draw], np.int64)})
 
-    def filler(self, inputs: Sequence[TensorSpec]) -> Fill:
-        """What writes the rows of a batch into the memory of a graph's inputs."""
-
-        def fill(rows: np.ndarray, buffer: Buffer) -> None:
-            arrays = self.take(rows).arrays
-            for place, spec in enumerate(inputs):
-                np.copyto(buffer(place, arrays[spec.name].shape), arrays[spec.name])
-
-        return fill
-
-    def split(self, rows: int, seed: int) -> "tuple[Self, Self]":
-        """Part into training and validation rows, as `Dataset.split` does."""
-        if self.rows < 2:
-            raise ValueError(f"TokenData.split: rows is {self.rows}, expected at least 2, one of each part")
-        if not 0 < rows < self.rows:
-            raise ValueError(f"TokenData.split: rows is {rows}, expected 1 to {self.rows - 1}")
-        order = self.chosen[np.random.default_rng(seed).permutation(self.rows)]
-        return replace(self, chosen=order[:-rows]), replace(self, chosen=order[-rows:])
+    def _some(self, rows: np.ndarray) -> Self:
+        return replace(self, chosen=self.chosen[rows])
 
 
 @dataclass(frozen=True)

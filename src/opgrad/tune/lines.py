@@ -5,14 +5,11 @@ import csv
 import gzip
 import io
 import json
-import shutil
-import tempfile
-import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from opgrad.base.files import check_regular, open_regular
 from opgrad.tune.template_process import Message, said_of
@@ -20,76 +17,66 @@ from opgrad.tune.template_process import Message, said_of
 LONGEST_LINE = 1 << 26  # bytes
 FORMS = (".jsonl", ".json", ".csv", ".parquet")  # of files in a folder, perhaps with .gz behind them
 BLOCK = 1 << 16  # characters that are read at once
+T = TypeVar("T")
 
 
 class Lines:
-    """The lines of a file, or of all files of a folder.
+    """The lines of a file, or of all files of a folder, each the JSON of an object.
 
     source: a .jsonl, .json (an array), .csv, each perhaps with .gz behind, or .parquet file, or a folder of these.
-    path: a file with a JSON value in each line: the source, or one that lives as long as this object.
-    Raises OSError, ValueError that names the place of what is wrong, ModuleNotFoundError without pyarrow.
+    Going over them raises OSError, ValueError that names the place of what is wrong, and ModuleNotFoundError without
+    pyarrow.
     """
 
     def __init__(self, source: Path):
-        self.path, self._parts = source, [(0, source, "line")]
-        if not source.is_dir() and _form(source) == ".jsonl" and source.suffix != ".gz":
-            return
-        files = [source]
+        self._files, self._parts = [source], list[tuple[int, Path, str]]()
         if source.is_dir():
-            files = sorted(each for each in source.iterdir() if _form(each, "") in FORMS)
-            if not files:
+            self._files = sorted(each for each in source.iterdir() if _form(each, "") in FORMS)
+            if not self._files:
                 raise ValueError(f"{source} has no file with the ending {', '.join(FORMS)}")
-        folder = tempfile.mkdtemp(prefix="opgrad-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self.path, self._parts, count = Path(folder) / "data.jsonl", [], 0
-        with self.path.open("wb") as target:
-            for file in files:
-                unit, lines = _read(file)
-                self._parts.append((count, file, unit))
-                for line in lines:
-                    count += 1
-                    target.write(line.strip(b"\r\n") + b"\n")
 
     def where(self, number: int) -> str:
         """Where a line came from, for messages. number: from 1."""
         start, path, unit = self._parts[bisect.bisect_left(self._parts, number, key=lambda each: each[0]) - 1]
         return f"{path}: {unit} {number - start}"
 
-    @contextmanager
-    def naming(self, number: int) -> Iterator[None]:
-        """Within the `with` block, a ValueError about the object of a line names the line."""
-        try:
-            yield
-        except ValueError as error:
-            raise ValueError(f"{self.where(number)}: {error}") from None
+    def made(
+        self, make: Callable[[dict[str, Any]], T], kinds: str, skip_bad: bool, bad: list[str]
+    ) -> Iterator[tuple[int, T]]:
+        """The numbers of lines that are not empty, and what `make` makes of their objects.
 
-    def object(self, line: bytes, number: int, kinds: str) -> dict[str, Any]:
-        """The object of a line. kinds: what it shall have, for messages. Raises ValueError."""
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            raise ValueError(f"{self.where(number)} is no JSON, expected an object with {kinds}") from None
-        if not isinstance(found, dict):
-            raise ValueError(f"{self.where(number)}: it is {type(found).__name__}, expected an object with {kinds}")
-        return found
-
-    def __iter__(self) -> Iterator[tuple[int, int, bytes]]:
-        """The lines that are not empty: number, place in the file, and content."""
-        place, number = 0, 0
-        with open_regular(self.path) as file:
-            while line := file.readline(LONGEST_LINE):
+        kinds: what objects shall have, for messages. skip_bad: whether wrong lines are left out; then `bad` gets the
+        reasons. Raises ValueError that names the line.
+        """
+        number = 0
+        for file in self._files:
+            unit, lines = _read(file)
+            self._parts.append((number, file, unit))
+            for line in lines:
                 number += 1
-                if len(line) == LONGEST_LINE:
+                if len(line) >= LONGEST_LINE:
                     raise ValueError(f"{self.where(number)} has {LONGEST_LINE} bytes or more, expected fewer")
-                if line.strip():
-                    yield number, place, line
-                place += len(line)
+                if not line.strip():
+                    continue
+                try:
+                    found = make(_object(line, kinds))
+                except ValueError as error:
+                    bad.append(f"{self.where(number)}: {error}")
+                    if not skip_bad:
+                        raise ValueError(bad[-1]) from None
+                else:
+                    yield number, found
 
-    def read(self, place: int) -> bytes:
-        """The content of the line at a place."""
-        with open_regular(self.path) as file:
-            file.seek(place)
-            return file.readline(LONGEST_LINE)
+
+def _object(line: bytes, kinds: str) -> dict[str, Any]:
+    """The object of a line. Raises ValueError."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError(f"it is no JSON, expected an object with {kinds}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"it is {type(found).__name__}, expected an object with {kinds}")
+    return found
 
 
 def _form(path: Path, other: str = ".jsonl") -> str:
@@ -193,7 +180,6 @@ def _parquet(path: Path) -> Iterator[Any]:
         raise ValueError(f"{path}: {error}") from None
 
 
-KINDS = "messages, conversations, prompt and completion, instruction and output, or text"
 # The names under which data sets have questions, what belongs to these, and answers; and the roles of ShareGPT.
 ASKED, GIVEN, ANSWERED = ("instruction", "prompt", "question"), ("input", "context"), ("output", "response", "answer")
 HEAVIEST = 1_000_000  # weight of a message

@@ -14,7 +14,6 @@ from language_models import TEMPLATE, WORDS, make_folder, write_lines
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from opgrad.tune import examples as token_examples
 from opgrad.tune import lines
 from opgrad.tune.examples import MULTIPLE, TokenData, TokenExamples
 from opgrad.tune.tokenizer import ChatTemplate, Tokenizer
@@ -148,7 +147,7 @@ def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2 is no JSON, expected an object with messages"),
+        ("{", "line 2: it is no JSON, expected an object with messages"),
         ("[1]", "line 2: it is list, expected an object"),
         ('{"question": "x"}', "line 2: it has 'question', expected messages, conversations, prompt"),
         ('{"text": 3}', "line 2: text is int, expected a text"),
@@ -246,7 +245,6 @@ def test_files_of_every_form(tmp_path, tokenizer, name, content, packed, monkeyp
     monkeypatch.setattr(lines, "BLOCK", 7)
     path = write_file(tmp_path / f"{name}{packed}", content.encode())
     found = TokenExamples(path, tokenizer, 64)
-    monkeypatch.setattr(found, "_kept", {})
     assert [tokenizer.decode(found[number].tokens) for number in range(3)] == TEXTS
 
 
@@ -360,8 +358,7 @@ def test_chat_of_which_nothing_is_learned(tmp_path, tokenizer, messages, message
 def test_file_that_changes(tmp_path, tokenizer):
     found = examples(tmp_path, tokenizer, [{"text": "a dog"}, {"text": "a cat sees you"}])
     write_lines(tmp_path / "data.jsonl", [{"text": "a cat sees you"}, {"text": "a dog"}])
-    with pytest.raises(ValueError, match=r"line 1 was changed since|line 1 is no JSON"):
-        found[0]
+    assert tokenizer.decode(found[0].tokens) == "a dog"
 
 
 # --- templates ---
@@ -572,7 +569,7 @@ def test_answers_are_found(written, texts):
 
 
 def test_chats_are_rendered_once(tmp_path, tokenizer, monkeypatch):
-    """However often they are used, but in an edited file, or where too many tokens would be kept."""
+    """However often they are used."""
     asked = []
     ask = ChatTemplate.render_with_parts
     monkeypatch.setattr(ChatTemplate, "render_with_parts", lambda *given: asked.append(1) or ask(*given))
@@ -583,15 +580,6 @@ def test_chats_are_rendered_once(tmp_path, tokenizer, monkeypatch):
         np.testing.assert_array_equal(found[1].tokens, first.tokens)
         np.testing.assert_array_equal(found[1].trained, first.trained)
     assert len(asked) == 2
-    line = (tmp_path / "data.jsonl").read_text().splitlines()[0]
-    (tmp_path / "data.jsonl").write_text(f"{line}\n{line.replace('red', 'you')}\n")
-    assert learned(tokenizer, found[1]) == learned(tokenizer, first)
-    assert tokenizer.decode(found[1].tokens) != tokenizer.decode(first.tokens)
-    assert len(asked) == 4
-    monkeypatch.setattr(token_examples, "KEPT", 800)
-    found = examples(tmp_path, tokenizer, [CHAT, CHAT])
-    assert len(found[0].tokens) == len(found[1].tokens)
-    assert len(asked) == 7  # the first line is kept
 
 
 def test_chat_is_rendered_a_few_times_whatever_its_length(tmp_path, tokenizer):

@@ -10,10 +10,8 @@ from language_models import make_folder, write_lines
 from onnx import numpy_helper
 from torch.nn import functional
 
-import opgrad.tune.tasks.prefer as prefer
 from opgrad.training import Trainer
 from opgrad.tune import Tuner
-from opgrad.tune.lines import Lines
 from opgrad.tune.tokenizer import Tokenizer
 
 PAIRS = [
@@ -228,4 +226,3 @@ def test_command(tmp_path, model, data):
     assert "perplexity" not in text
     text = cli(*words, "--show", 2)[1]
     assert "«the tree is red . <|end|>»" in " ".join(text.replace("│", " ").split())
-    assert issubclass(prefer.Twice, Lines)

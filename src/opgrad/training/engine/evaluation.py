@@ -1,6 +1,6 @@
 """Evaluates a model on a data set, checks the labels of classes, and finds the shape of labels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
@@ -70,14 +70,13 @@ def check_labels(artifacts: ArtifactSet, data: Dataset, origin: str) -> None:
         return
     classes, what, axis = objective.classes, f"labels of {artifacts.directory / FILES[1]}", spec.axis or 0
     assert classes is not None
-    session = _session_of(artifacts, classes, what)  # computes the labels as the loss takes them
-    names = [item.name for item in session.get_inputs()]
-    if not set(names) <= data.arrays.keys():
+    session = session_of(artifacts, classes, what, session_options(1))  # computes the labels as the loss takes them
+    if not {item.name for item in session.get_inputs()} <= data.arrays.keys():
         return
     for start, batch in batches(data, artifacts.batch_rows or ROWS):
         if artifacts.batch_rows not in (None, batch.rows):
             continue
-        taken = run(session, [classes], {name: batch.arrays[name] for name in names}, what)[0]
+        taken = with_results(session, [classes], batch.arrays, what)[classes]
         wrong = taken[_wrong(taken, count, objective.ignored)]
         if wrong.size:
             place = np.argwhere(batch.arrays[spec.name] == wrong[0])[0]
@@ -115,18 +114,19 @@ def _scores_shape(artifacts: ArtifactSet, batch: Mapping[str, np.ndarray]) -> tu
     if scores is None:
         return None
     what = f"scores of {artifacts.directory / FILES[1]}"
-    session = _session_of(artifacts, scores, what)
-    values = {**batch, **artifacts.values}
-    found: np.ndarray = run(session, None, {item.name: values[item.name] for item in session.get_inputs()}, what)[0]
-    return found.shape
+    session = session_of(artifacts, scores, what, session_options(1))
+    shape: tuple[int, ...] = with_results(session, [scores], {**batch, **artifacts.values}, what)[scores].shape
+    return shape
 
 
-def _session_of(artifacts: ArtifactSet, wanted: str, what: str) -> onnxruntime.InferenceSession:
+def session_of(
+    artifacts: ArtifactSet, wanted: str, what: str, options: onnxruntime.SessionOptions
+) -> onnxruntime.InferenceSession:
     """A session of the part of the eval graph that computes one tensor. what: its name in messages."""
     source = artifacts.evaluation
     model = graph_between(source, [], declared_outputs(source, [wanted]))
     import_microsoft(model)
-    return open_session(model, session_options(1), what)
+    return open_session(model, options, what)
 
 
 @dataclass(frozen=True)
@@ -194,19 +194,15 @@ class Evaluator:
         """
         loss = right = counted = weight = 0.0
         parameters = {**parameters, **self._artifacts.constants}
-        names = [item.name for item in self._session.get_inputs() if item.name not in parameters]
         others = [*self._compared, *filter(None, [self._reduction.divisor])]
         given = {item.name for item in self._session.get_outputs()}
         wanted = [self._artifacts.loss, *(name for name in others if name in given)]
         for _, batch in batches(data, batch_size):
-            feeds = {name: batch.arrays[name] for name in names}
-            outputs = run(self._session, wanted, {**feeds, **parameters}, self._what)
-            results = dict(zip(wanted, outputs, strict=True))
-            found = {**parameters, **feeds, **results}
+            found = with_results(self._session, wanted, {**batch.arrays, **parameters}, self._what)
             hits, answers = self._count(found, batch.weight())
             share = self._share(found, answers)
             if share:  # the mean over no sample may be NaN
-                loss += float(results[self._artifacts.loss].item()) * (1 if self._reduction.sums else share)
+                loss += float(found[self._artifacts.loss].item()) * (1 if self._reduction.sums else share)
             right += hits
             counted += answers
             weight += share
@@ -234,16 +230,11 @@ class Evaluator:
         if not self._compared:
             return None
         rest = self._between(onnx.load(model, load_external_data=False).graph.output)
-        names = [item.name for item in session.get_inputs()]
         right, counted = 0, 0.0
         for _, batch in batches(data, batch_size):
             found = {**batch.arrays, **self._artifacts.constants}
-            outputs = run(session, None, {name: found[name] for name in names}, what)
-            found |= dict(zip([item.name for item in session.get_outputs()], outputs, strict=True))
-            if rest is not None:
-                asked = [item.name for item in rest.get_outputs()]
-                feeds = {item.name: found[item.name] for item in rest.get_inputs()}
-                found |= dict(zip(asked, run(rest, asked, feeds, what), strict=True))
+            for each in (session, rest):
+                found = found if each is None else with_results(each, None, found, what)
             hits, answers = self._count(found, batch.weight())
             right += hits
             counted += answers
@@ -274,6 +265,15 @@ class Evaluator:
     def _counts(self, labels: np.ndarray) -> np.ndarray:
         ignored = self._objective.ignored
         return labels != ignored if ignored is not None else np.ones(labels.shape, np.bool_)
+
+
+def with_results(
+    session: onnxruntime.InferenceSession, wanted: Sequence[str] | None, found: Mapping[str, Any], what: str
+) -> dict[str, Any]:
+    """Values by name, and what a session computes of them. wanted: the names of that; None: those of all outputs."""
+    names = wanted or [item.name for item in session.get_outputs()]
+    feeds = {item.name: found[item.name] for item in session.get_inputs()}
+    return {**found, **dict(zip(names, run(session, names, feeds, what), strict=True))}
 
 
 def _stock(model: str | PathLike[str] | onnx.ModelProto, what: str) -> onnxruntime.InferenceSession:

@@ -28,17 +28,15 @@ Values: TypeAlias = Sequence[onnx.ValueInfoProto]
 
 
 def export_model(
-    artifacts: ArtifactSet, parameters: Mapping[str, np.ndarray], outputs: Values, path: str | PathLike[str]
+    source: onnx.ModelProto, name: str, values: Mapping[str, np.ndarray], outputs: Values, path: str | PathLike[str]
 ) -> None:
-    """Write the eval graph up to some of its tensors, with the parameters in it.
+    """Write an eval graph up to some of its tensors under a name, with values in the places of inputs.
 
-    artifacts: whose eval graph it is.
-    parameters: the values of all parameters by name; they are stored in the types that the graph has for them.
+    values: of all inputs but those of a batch, by name; they are stored in the types that the graph has for them.
     outputs: the tensors that become the outputs, see `declared_outputs`.
-    path: the file; beyond 2 GiB the parameters are in a second file, path + ".data". An error leaves older files alone.
+    path: the file; beyond 2 GiB the values are in a second file, path + ".data". An error leaves older files alone.
     """
-    values = {**artifacts.constants, **parameters}
-    _save(*_inference_model(artifacts.eval_model, artifacts.name, values, outputs), Path(path))
+    _save(*_inference_model(source, name, values, outputs), Path(path))
 
 
 def check_export(artifacts: ArtifactSet, outputs: Values) -> None:
@@ -50,14 +48,6 @@ def check_export(artifacts: ArtifactSet, outputs: Values) -> None:
     if has_halves(bare, LOADED_AS_FLOATS):
         compute_in_float32(bare)
     loading.open_session(bare.SerializeToString(), session_options(1), what, stock=True, folds=False)
-
-
-def write_inference_model(
-    source: onnx.ModelProto, parameters: Mapping[str, np.ndarray], outputs: Sequence[str], path: Path
-) -> None:
-    """`export_model` for a graph, the values of its inputs but those of a batch, and names of outputs."""
-    declared = declared_outputs(source, outputs)
-    _save(*_inference_model(source, source.graph.name or "inference", parameters, declared), path)
 
 
 def declared_outputs(source: onnx.ModelProto, names: Sequence[str]) -> list[onnx.ValueInfoProto]:

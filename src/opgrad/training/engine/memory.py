@@ -28,6 +28,7 @@ from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import AdamWRule, Rule, SGDRule, settings_of
 from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup
+from opgrad.training.files.weights import MOMENTS
 from opgrad.training.make.tensors import matching, name_in_module
 
 # A pass over fewer bytes runs in one thread. After a run of the graph onnxruntime's threads keep spinning, so that
@@ -73,88 +74,16 @@ def clip_factor(norm: float, max_norm: float) -> float:
     return 1.0 if factor > 1 else factor
 
 
-class _FlatOptimizer:
-    """A rule that is applied to all parameters at once, by one pass of a kernel over memory.
+class FlatOptimizer:
+    """The optimizer of all parameters at once, by one pass of a kernel over memory.
 
-    arrays: parameters, gradients and moments, all on the host or on one device.
-    named: the CPU kernel's arguments for these and the address of the factors.
-    """
-
-    __slots__ = ("__weakref__", "_factors", "_norm", "_pass", "learning_rate", "rule", "steps")
-
-    rule: Rule
-
-    def __init__(
-        self, kernel: Any, arrays: Sequence[Flat], named: Callable[..., Any], learning_rate: float, rule: Rule
-    ):
-        self.learning_rate, self.rule, self.steps = learning_rate, rule, 0
-        self._factors, self._norm = np.ones(kernels.FACTORS), None
-        if isinstance(arrays[0], DeviceArray):
-            self._pass: Callable[[], None] = arrays[0].device.step(
-                kernel.function.__name__, arrays, self._factors, rule
-            )
-            return
-        if rule.max_norm is not None:
-            self._norm = GradientNorm(arrays[1])
-        factors = self._factors.ctypes.data
-        self._pass = Pass(kernel, arrays, lambda given: named(given, factors), LEAST_SHARED_BYTES)
-
-    @property
-    def moments(self) -> dict[str, Flat]:
-        """The moments by the names that they have in a checkpoint, arrays like the parameters."""
-        return {}
-
-    def _set_factors(self) -> None:
-        """Set the numbers of this step that the kernel reads, except for the factor of the gradients."""
-        raise NotImplementedError
-
-    def step(self) -> None:
-        """Change the parameters, and the moments if there are some, in place."""
-        self._step_beside(0.0)
-
-    def _step_beside(self, squares: float) -> float:
-        """A step beside those of other parameters; returns the factor by which all gradients are clipped.
-
-        squares: the sum of the squares of the others' gradients, which count for the norm.
-        """
-        if self._norm is not None and self.rule.max_norm is not None:
-            self._factors[kernels.CLIP] = clip_factor(self._norm.measure(squares), self.rule.max_norm)
-        self.steps += 1
-        self._set_factors()
-        self._pass()
-        return float(self._factors[kernels.CLIP])
-
-
-class SGD(_FlatOptimizer):
-    """Gradient descent, `p -= learning_rate * g`.
-
+    rule: an `SGDRule`, p -= learning_rate * g, or an `AdamWRule`, with the moments m and v, which start at 0; t counts
+        the steps from 1.
     parameters: float32 or float64 [n], or float32 on a device; changed by every step.
     gradients: the same dtype [n], read by every step; clipped in place first if the rule has a `max_norm`.
     learning_rate: an attribute, which may be set at any time.
-    rule: the rule's attributes.
 
-    steps: how many steps there have been.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, parameters: Flat, gradients: Flat, learning_rate: float, rule: SGDRule | None = None):
-        super().__init__(kernels.sgd, (parameters, gradients), sgd_in_place, learning_rate, rule or SGDRule())
-
-    def _set_factors(self) -> None:
-        self._factors[kernels.RATE] = self.learning_rate
-
-
-class AdamW(_FlatOptimizer):
-    """AdamW with the moments m and v, which start at 0; t counts the steps from 1.
-
-    parameters: float32 or float64 [n], or float32 on a device; changed by every step.
-    gradients: the same dtype [n], read by every step; clipped in place first if the rule has a `max_norm`.
-    learning_rate: an attribute, which may be set at any time.
-    rule: the rule's attributes.
-
-    steps: how many steps there have been.
-    first_moment, second_moment: like the parameters.
+    steps: how many steps there have been. moments: like the parameters, by the names that checkpoints have for them.
 
         g *= min(1, max_norm / (|g| + 1e-6))    (with max_norm)
         m = alpha * m + (1 - alpha) * g
@@ -168,34 +97,45 @@ class AdamW(_FlatOptimizer):
     Source: Decoupled Weight Decay Regularization, arXiv 1711.05101; AdamWOptimizer of com.microsoft.
     """
 
-    __slots__ = ("first_moment", "second_moment")
+    __slots__ = ("__weakref__", "_factors", "_norm", "_pass", "learning_rate", "moments", "rule", "steps")
 
-    rule: AdamWRule
+    def __init__(self, rule: Rule, parameters: Flat, gradients: Flat, learning_rate: float):
+        self.rule, self.learning_rate, self.steps = rule, learning_rate, 0
+        self._factors = np.ones(kernels.FACTORS)
+        kernel, names = (kernels.sgd, ()) if isinstance(rule, SGDRule) else (kernels.adamw, MOMENTS)
+        self.moments: dict[str, Flat] = {name: zeros_like(parameters) for name in names}
+        arrays, factors = (parameters, gradients, *self.moments.values()), self._factors.ctypes.data
+        on_device = isinstance(parameters, DeviceArray)
+        self._norm = None if on_device or rule.max_norm is None else GradientNorm(gradients)
 
-    def __init__(self, parameters: Flat, gradients: Flat, learning_rate: float, rule: AdamWRule):
-        self.first_moment, self.second_moment = zeros_like(parameters), zeros_like(parameters)
-        arrays = parameters, gradients, self.first_moment, self.second_moment
-
-        def named(operands: Any, factors: int) -> dict[str, Any]:
+        def named(operands: Any) -> dict[str, Any]:
+            """The CPU kernel's arguments."""
+            if isinstance(rule, SGDRule):
+                return sgd_in_place(operands, factors)
             return adamw_in_place(operands, rule.alpha, rule.beta, factors)
 
-        super().__init__(kernels.adamw, arrays, named, learning_rate, rule)
+        self._pass: Callable[[], None] = (
+            parameters.device.step(kernel.function.__name__, arrays, self._factors, rule)
+            if on_device
+            else Pass(kernel, arrays, named, LEAST_SHARED_BYTES)
+        )
 
-    @property
-    def moments(self) -> dict[str, Flat]:
-        """The moments by the names that they have in a checkpoint, arrays like the parameters."""
-        return {"momentum0": self.first_moment, "momentum1": self.second_moment}
+    def step(self, squares: float = 0.0) -> float:
+        """Change the parameters, and the moments if there are some, in place.
 
-    def _set_factors(self) -> None:
-        step = AdamWStep(float(self.learning_rate), self.steps, *settings_of(self.rule).values())
-        self._factors[: kernels.CLIP] = step.factors()
-
-
-def started(rule: Rule, parameters: Flat, gradients: Flat, learning_rate: float) -> SGD | AdamW:
-    """The optimizer of a rule for these parameters; see `SGD` and `AdamW`."""
-    if isinstance(rule, SGDRule):
-        return SGD(parameters, gradients, learning_rate, rule)
-    return AdamW(parameters, gradients, learning_rate, rule)
+        squares: the sum of the squares of other parameters' gradients, which count for the norm.
+        Returns the factor by which all gradients are clipped.
+        """
+        if self._norm is not None and self.rule.max_norm is not None:
+            self._factors[kernels.CLIP] = clip_factor(self._norm.measure(squares), self.rule.max_norm)
+        self.steps += 1
+        if isinstance(self.rule, SGDRule):
+            self._factors[kernels.RATE] = self.learning_rate
+        else:
+            step = AdamWStep(float(self.learning_rate), self.steps, *settings_of(self.rule).values())
+            self._factors[: kernels.CLIP] = step.factors()
+        self._pass()
+        return float(self._factors[kernels.CLIP])
 
 
 Rows: TypeAlias = tuple[np.ndarray, np.ndarray]  # indices of rows, and the gradient of each
@@ -255,7 +195,7 @@ class RowWise:
     gradients: by table, the rows that the next step changes, rising, and the gradient of each; empty until `sum_up`.
     """
 
-    def __init__(self, rest: SGD | AdamW, tables: Mapping[str, np.ndarray]):
+    def __init__(self, rest: FlatOptimizer, tables: Mapping[str, np.ndarray]):
         self._rest, self.tables = rest, tables
         self.gradients: dict[str, Rows] = {}
         self.moments = {name: {each: np.zeros_like(table) for each in rest.moments} for name, table in tables.items()}
@@ -309,7 +249,7 @@ class RowWise:
         for name, (rows, values) in self.gradients.items():
             table, clipped = self.tables[name], values if factor == 1 else values * np.float32(factor)
             if isinstance(rule, AdamWRule):
-                first, second = (self.moments[name][each] for each in ("momentum0", "momentum1"))
+                first, second = (self.moments[name][each] for each in MOMENTS)
                 optim.adam_rows(table, first, second, rows, clipped, rate, self._rest.steps, **settings_of(rule))
             else:
                 optim.sgd_rows(table, rows, clipped, rate)
@@ -394,7 +334,7 @@ class TrainingMemory:
         self._names, self._loaded = tuple(trainable), checkpoint.optimizers.get(GROUP)
         self.frozen, self.nominal = dict(checkpoint.frozen), checkpoint.nominal
         self.tables = {name: np.array(trainable[name], np.float32, order="C") for name in row_wise}
-        self.optimizer: SGD | AdamW | None = None
+        self.optimizer: FlatOptimizer | None = None
         self.rows: RowWise | None = None
         self.bound = self.computed = False
         self.device: Device | None = None
@@ -444,16 +384,17 @@ class TrainingMemory:
 
     # --- the optimizer ---
 
-    def start(self, rule: Rule, learning_rate: float, group: OptimizerGroup | None = None) -> SGD | AdamW:
+    def start(self, rule: Rule, learning_rate: float, group: OptimizerGroup | None = None) -> FlatOptimizer:
         """A new optimizer with this rule. group: the state from which it goes on; None: it begins anew.
 
-        Raises ValueError if the moments of the state do not fit the rule or the parameters.
+        Raises ValueError, with nothing changed, if the moments of the state do not fit the rule or the parameters.
         """
-        optimizer = started(rule, self.parameters.flat, self.gradients.flat, learning_rate)
-        rows = RowWise(optimizer, self.tables) if self.tables else None
-        if group is not None:  # SGD goes on from the state of any optimizer
-            self._restore(optimizer, rows, group, checked=bool(optimizer.moments))
-        self.optimizer, self.rows = optimizer, rows
+        optimizer = FlatOptimizer(rule, self.parameters.flat, self.gradients.flat, learning_rate)
+        if group is not None and optimizer.moments:  # SGD goes on from the state of any optimizer
+            self._check(group, optimizer)
+        self.optimizer, self.rows = optimizer, RowWise(optimizer, self.tables) if self.tables else None
+        if group is not None:
+            self._take(group, optimizer)
         return optimizer
 
     def step(self) -> None:
@@ -462,21 +403,20 @@ class TrainingMemory:
         if self.rows is None:
             self.optimizer.step()
         else:
-            self.rows.step(self.optimizer._step_beside(self.rows.squares()))
+            self.rows.step(self.optimizer.step(self.rows.squares()))
 
     def moments(self) -> dict[str, dict[str, np.ndarray]]:
-        """The optimizer's moments by parameter and by their names in a checkpoint."""
-        assert self.optimizer is not None
-        flats = {name: np.asarray(flat) for name, flat in self.optimizer.moments.items()}
-        return self._by_parameter(flats, self.rows)
+        """The optimizer's moments by parameter and by their names in a checkpoint; of SGD a moment of zeros.
 
-    def _by_parameter(self, flats: Mapping[str, np.ndarray], rows: RowWise | None) -> dict[str, dict[str, np.ndarray]]:
-        # onnxruntime-training 1.19.2 loads the state of SGD only if it has a moment for every parameter: zeros.
-        flats = flats or {"momentum0": np.zeros(self.parameters.flat.shape, np.float32)}
+        onnxruntime-training 1.19.2 loads the state of SGD only if it has a moment for every parameter.
+        """
+        assert self.optimizer is not None
+        flats = {moment: np.asarray(flat) for moment, flat in self.optimizer.moments.items()}
+        flats = flats or {MOMENTS[0]: np.zeros(self.parameters.flat.shape, np.float32)}
         views = {moment: self.parameters.views_of(flat) for moment, flat in flats.items()}
         found = {name: {moment: each[name] for moment, each in views.items()} for name in self.parameters}
-        for name, kept in rows.moments.items() if rows is not None else ():
-            found[name] = kept or {moment: np.zeros_like(self.tables[name]) for moment in flats}
+        for name, kept in self.rows.moments.items() if self.rows is not None else ():
+            found[name] = kept or {MOMENTS[0]: np.zeros_like(self.tables[name])}
         return {name: found[name] for name in self._names}
 
     def restore(self, group: OptimizerGroup) -> None:
@@ -485,20 +425,32 @@ class TrainingMemory:
         Raises ValueError, with nothing changed, if the state has moments of other parameters or another optimizer.
         """
         assert self.optimizer is not None
-        self._restore(self.optimizer, self.rows, group, checked=True)
+        self._check(group, self.optimizer)
+        self._take(group, self.optimizer)
 
-    def _restore(self, optimizer: SGD | AdamW, rows: RowWise | None, group: OptimizerGroup, checked: bool) -> None:
-        hosts = {moment: np.asarray(flat) for moment, flat in optimizer.moments.items()}
-        moments = self._by_parameter(hosts, rows)
-        if checked:
-            _check_moments(group, moments)
-        for name, each in moments.items():
-            for moment, array in each.items():
-                array[...] = group.moments.get(name, {}).get(moment, 0)
-        for moment, flat in optimizer.moments.items():
-            if flat is not hosts[moment]:
-                flat[...] = hosts[moment]
+    def _check(self, group: OptimizerGroup, optimizer: FlatOptimizer) -> None:
+        """Raise ValueError unless a state has the moments of an optimizer, or none, and a number of steps."""
+        if group.step < 0:
+            raise ValueError(f"the checkpoint has {group.step} steps of the optimizer, expected at least 0")
+        saved = {f"{name}/{moment}": array for name, of in group.moments.items() for moment, array in of.items()}
+        names = [*optimizer.moments] or MOMENTS[:1]
+        like = {f"{name}/{moment}": array for name, array in self.trainable.items() for moment in names}
+        try:
+            check_like("moments", saved, like if saved else {})
+        except ValueError as error:
+            raise ValueError(f"{error}: it was saved with another optimizer or model") from None
+
+    def _take(self, group: OptimizerGroup, optimizer: FlatOptimizer) -> None:
+        """Set the steps and the moments of the optimizer to those of a state, where it has some."""
         optimizer.steps = group.step
+        kept = [] if self.rows is None else [*self.rows.moments.items()]
+        for moment, flat in optimizer.moments.items():
+            host = np.asarray(flat)  # of a device, a copy
+            views = self.parameters.views_of(host) | {name: each[moment] for name, each in kept}
+            for name, view in views.items():
+                view[...] = group.moments.get(name, {}).get(moment, 0)
+            if host is not flat:
+                flat[...] = host
 
     def group(self) -> OptimizerGroup | None:
         """The state of the optimizer or, without an optimizer, that of the checkpoint; None if there is neither."""
@@ -511,21 +463,6 @@ class TrainingMemory:
         group = self.group() if with_optimizer else None
         groups = {} if group is None else {GROUP: group}
         return Checkpoint(self.trainable, dict(self.frozen), groups, dict(properties), self.nominal)
-
-
-def _by_one_name(moments: Mapping[str, Arrays]) -> dict[str, np.ndarray]:
-    return {f"{name}/{moment}": array for name, each in moments.items() for moment, array in each.items()}
-
-
-def _check_moments(group: OptimizerGroup, moments: Mapping[str, Arrays]) -> None:
-    """Raise ValueError unless a state has moments like these, or none, and a number of steps."""
-    if group.step < 0:
-        raise ValueError(f"the checkpoint has {group.step} steps of the optimizer, expected at least 0")
-    saved = _by_one_name(group.moments)
-    try:
-        check_like("moments", saved, _by_one_name(moments) if saved else {})
-    except ValueError as error:
-        raise ValueError(f"{error}: it was saved with another optimizer or model") from None
 
 
 def check_like(what: str, found: Arrays, expected: Arrays) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
 from os import PathLike
 from typing import Any
@@ -13,7 +14,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming
+from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming, require
 from opgrad.cpu.runtime.threads import get_num_threads
 from opgrad.onnx.graph.conversion import has_halves, in_float32, rounded, written_inputs
 from opgrad.onnx.graph.messages import copied, keep
@@ -21,12 +22,13 @@ from opgrad.onnx.graph.nodes import rename_inputs
 from opgrad.training.engine.device import opened
 from opgrad.training.engine.evaluation import Evaluation, Evaluator
 from opgrad.training.engine.export import check_export, export_model
-from opgrad.training.engine.memory import GROUP, SGD, AdamW, GradientNorm, TrainingMemory, check_like, expose
-from opgrad.training.engine.training_graph import open_training, session_options
+from opgrad.training.engine.memory import GROUP, FlatOptimizer, GradientNorm, TrainingMemory, check_like, expose
+from opgrad.training.engine.training_graph import check_inputs, open_training, session_options
 from opgrad.training.files import mapped_files
 from opgrad.training.files.artifact_set import ArtifactSet
 from opgrad.training.files.checkpoint import Checkpoint, OptimizerGroup
-from opgrad.training.files.dataset import Dataset, Examples, fits, show
+from opgrad.training.files.checkpoint_tables import raw
+from opgrad.training.files.dataset import Dataset, Examples
 
 DYNAMIC = "dynamic"
 FACTOR, INVERSE = "opgrad.loss_scale", "opgrad.loss_scale.inverse"  # inputs of the graph; the first is a property, too
@@ -47,8 +49,7 @@ class LossScale:
 
     def __init__(self, given: float | str):
         number = isinstance(given, int | float) and not isinstance(given, bool) and 2.0**-24 <= given <= LARGEST
-        if not number and given != DYNAMIC:
-            raise ArgumentError("loss_scale", f"is {given!r}, expected {DYNAMIC!r} or a number from 2**-24 to 2**24")
+        require(number or given == DYNAMIC, "loss_scale", given, f"{DYNAMIC!r} or a number from 2**-24 to 2**24")
         self.dynamic, self.skipped = given == DYNAMIC, 0
         self._good = self._in_a_row = 0
         self._arrays, self._most = dict[str, np.ndarray](), FIRST
@@ -90,26 +91,19 @@ class LossScale:
         """The state as a line of JSON."""
         return json.dumps([self.factor, self.skipped, self._good, self._in_a_row])
 
-    def check(self, text: object) -> None:
-        """Raise ValueError for a text that `to_text` does not write."""
-        if _numbers(text) is None:
-            raise ValueError(f"the checkpoint's {FACTOR} is {text!r}, expected the state of a loss scale")
+    def read(self, text: Any) -> list[Any]:
+        """The state in a text of `to_text`, for `restore`. Raises ValueError for another text."""
+        with suppress(ValueError, TypeError, RecursionError):
+            factor, *counts = json.loads(text)
+            right = len(counts) == 3 and all(type(each) is int and each >= 0 for each in counts)
+            if right and isinstance(factor, float) and 2.0**-64 < factor <= LARGEST:
+                return [factor, *counts]
+        raise ValueError(f"the checkpoint's {FACTOR} is {text!r}, expected the state of a loss scale")
 
-    def restore(self, text: object) -> None:
-        """Go on from the state in a text that was checked."""
-        factor, *counts = _numbers(text) or []
-        self.skipped, self._good, self._in_a_row = map(int, counts)
+    def restore(self, state: list[Any]) -> None:
+        """Go on from a state."""
+        factor, self.skipped, self._good, self._in_a_row = state
         self._set(factor if self.dynamic else self.factor)
-
-
-def _numbers(text: object) -> list[float] | None:
-    """The factor and three counts in a text of `to_text`; None for another."""
-    try:
-        factor, *counts = json.loads(text)  # type: ignore[arg-type]
-    except (ValueError, TypeError, RecursionError):
-        return None
-    right = len(counts) == 3 and all(type(each) is int and each >= 0 for each in counts)
-    return [factor, *counts] if right and isinstance(factor, float) and 2.0**-64 < factor <= LARGEST else None
 
 
 def scaled(model: onnx.ModelProto, gradients: dict[str, str], scale: LossScale) -> Mapping[str, np.ndarray]:
@@ -223,7 +217,7 @@ class Trainer:
             memory.move(on, written)
         self._graph = open_training(model, gradients, memory, constants, options, artifacts.title, fuse)
         self.evaluator = Evaluator(artifacts, options, on)
-        self.optimizer: SGD | AdamW = memory.start(artifacts.rule, float(learning_rate))
+        self.optimizer: FlatOptimizer = memory.start(artifacts.rule, float(learning_rate))
         self.rows = memory.rows
         trainable, held = memory.parameters, {**memory.tables, **frozen}
         found: Any = {**trainable, **held} if on is None else ChainMap[str, Any](held, trainable)  # type: ignore[arg-type]
@@ -290,7 +284,7 @@ class Trainer:
     def _gradients_ahead(self, batch: Mapping[str, np.ndarray]) -> Callable[[], float]:
         self._check(batch)
         self._check_rows(Dataset(batch, self.artifacts.axes).rows)
-        return self._run([batch[spec.name] for spec in self.artifacts.inputs])
+        return self._computed(batch)
 
     def epoch(self, data: Dataset, batch_size: int, order: np.ndarray) -> Iterator[float]:
         """Train on all rows once, yielding the loss of every batch.
@@ -305,9 +299,9 @@ class Trainer:
             yield loss()
 
     @naming("Trainer")
-    def _run(self, values: list[np.ndarray] | None) -> Callable[[], float]:
+    def _computed(self, batch: Mapping[str, np.ndarray]) -> Callable[[], float]:
         """Fill `gradients`; returns what waits for the loss."""
-        bound = self._graph(values)
+        bound = self._graph([batch[spec.name] for spec in self.artifacts.inputs])
         if self.rows is not None:
             self.rows.give(dict(zip((spec.name for spec in bound.outputs), bound.results(), strict=True)))
         return bound.loss_ahead()
@@ -317,12 +311,7 @@ class Trainer:
         for spec in self.artifacts.inputs:
             if spec.name not in arrays:
                 raise ValueError(f"{spec.name} is missing, expected an array for every input of the graph")
-            array = arrays[spec.name]
-            if not isinstance(array, np.ndarray) or array.dtype != spec.dtype:
-                found = getattr(array, "dtype", type(array).__name__)
-                raise TypeError(f"{spec.name} is {found}, expected an array of {spec.dtype}")
-            if not fits(array.shape, spec.shape):
-                raise ValueError(f"{spec.name} has shape {array.shape}, expected {show(spec.shape)}")
+        check_inputs(self.artifacts.inputs, [arrays[spec.name] for spec in self.artifacts.inputs], np.ndarray)
         self.evaluator.check_labels(arrays)
 
     def _check_rows(self, rows: int) -> None:
@@ -352,7 +341,8 @@ class Trainer:
         path: the file. Its inputs are the graph's without the label, its output are the scores that the
         loss was computed from, as the model had them; the loss where there are no scores. It needs no opgrad.
         """
-        export_model(self.artifacts, self.parameters, self.evaluator.outputs, path)
+        source, values = self.artifacts, {**self.artifacts.constants, **self.parameters}
+        export_model(source.eval_model, source.name, values, self.evaluator.outputs, path)
 
     def check_export(self) -> None:
         """Raise ValueError if `export` would fail, or give a model that stock onnxruntime does not take."""
@@ -370,8 +360,7 @@ class Trainer:
         with naming("Trainer.epoch"):
             self._check(data.arrays)
             data = Dataset(data.arrays, self.artifacts.axes)
-            if batch_size < 1:
-                raise ArgumentError("batch_size", f"is {batch_size}, expected at least 1")
+            require(batch_size >= 1, "batch_size", batch_size, "at least 1")
             if len(order):
                 self._check_rows(min(batch_size, len(order)))
                 self._check_rows(len(order) % batch_size or batch_size)
@@ -381,10 +370,8 @@ class Trainer:
 
     def gradients_ahead(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[Callable[[], float]]:
         """`gradient_batches` for given batches of rows, without its checks; yields what waits for each loss."""
-        fill = data.filler(self.artifacts.inputs)
         for rows in batches:
-            fill(rows, self._graph.buffer)
-            yield self._run(None)
+            yield self._computed(data.take(rows).arrays)
 
     def checkpoint(self, properties: Mapping[str, int | float | str] | None = None) -> Checkpoint:
         """The present state as `write_checkpoint` takes it; its arrays are those that training changes.
@@ -406,21 +393,20 @@ class Trainer:
             for name, array in checkpoint.parameters.items()
         }
         check_like("parameters", self._memory.frozen | values, self.parameters)
-        scale = checkpoint.properties.get(FACTOR)
-        if self.loss_scale is not None and scale is not None:
-            self.loss_scale.check(scale)
+        scale, given = self.loss_scale, checkpoint.properties.get(FACTOR)
+        state = None if scale is None or given is None else scale.read(given)
         self._memory.restore(group)
         for name, array in values.items():
             self._set(name, array)
-        if self.loss_scale is not None and scale is not None:
-            self.loss_scale.restore(scale)
+        if scale is not None and state is not None:
+            scale.restore(state)
             self._bind_scale()
 
     def _set(self, name: str, value: np.ndarray) -> None:
         """Give a parameter a value; a frozen one that shares its memory with others gets memory of its own."""
         frozen = self._memory.frozen
         if name in frozen and not frozen[name].flags.writeable:
-            if _same(frozen[name], value):
+            if np.array_equal(raw(frozen[name]), raw(value)):
                 return
             self.parameters[name] = frozen[name] = np.array(value, order="C")
             self._graph.replace(name, self._memory.operands[name])
@@ -430,17 +416,10 @@ class Trainer:
 def _check_learning_rate(value: float) -> None:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ArgumentTypeError("learning_rate", f"is {type(value).__name__}, expected a number")
-    if not 0 <= value < math.inf:
-        raise ArgumentError("learning_rate", f"is {value}, expected a finite number of at least 0")
+    require(0 <= value < math.inf, "learning_rate", value, "a finite number of at least 0")
 
 
 def _held(array: np.ndarray, written: bool) -> np.ndarray:
     """A frozen parameter for a graph: the same memory if it is a mapped file that no run writes into, else a copy."""
     shared = not written and mapped_files.is_mapped(array) and array.flags.c_contiguous
     return array if shared else np.array(array, order="C")
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays of one dtype and shape have the same bits."""
-    bits = f"u{one.dtype.itemsize}" if one.dtype.itemsize in (1, 2, 4, 8) else one.dtype
-    return bool(np.array_equal(one.view(bits), other.view(bits)))

@@ -74,7 +74,7 @@ class _ChangingInput:
             self._shape, self.bound_shape = None, tuple(value.shape())
             return
         is_plain = value.flags.c_contiguous and value.flags.aligned
-        if self._device is None and value.shape != self._shape and value.nbytes > LARGEST_COPIED and is_plain:
+        if self._device is None and value.nbytes > LARGEST_COPIED and is_plain:
             self._bind(value)
             self._shape = None
         else:
@@ -146,16 +146,9 @@ class BoundGraph:
     def _bind_output(self, name: str, array: np.ndarray | DeviceArray) -> None:
         self._binding.bind_output(name, *_place(array))
 
-    def buffer(self, place: int, shape: tuple[int, ...]) -> np.ndarray:
-        """The memory from which the graph will read an input; to be filled before `run`."""
-        return self._slots[place].buffer(shape)
-
-    def __call__(self, values: Sequence[Value] | None = None) -> "BoundGraph":
-        """Run the graph on the inputs of a call, or for None on what is in their memory; returns the graph.
-
-        Raises what `run_error` tells.
-        """
-        for slot, value in zip(self._slots, values, strict=True) if values is not None else ():
+    def __call__(self, values: Sequence[Value]) -> "BoundGraph":
+        """Run the graph on the inputs of a call; returns the graph. Raises what `run_error` tells."""
+        for slot, value in zip(self._slots, values, strict=True):
             slot.set(value)
         where = ("cpu", 0) if self._device is None else (devices.TYPE, self._device.number)
         for name in self._others:  # bound anew, so that no run writes into results that a caller still holds
@@ -203,15 +196,18 @@ def declared(value: onnx.ValueInfoProto) -> TensorSpec:
     return spec if value.type.tensor_type.HasField("shape") else replace(spec, shape=ANY_RANK)
 
 
-def check_inputs(specs: Sequence[TensorSpec], values: Sequence[Value]) -> None:
-    """Raise TypeError or ValueError unless the values have the dtypes and shapes that the graph declares."""
+def check_inputs(
+    specs: Sequence[TensorSpec], values: Sequence[Value], kinds: Any = np.ndarray | onnxruntime.OrtValue
+) -> None:
+    """Raise TypeError or ValueError unless values of these kinds have the dtypes and shapes that the graph declares."""
+    dtype: Any
     for spec, value in zip(specs, values, strict=True):
-        if isinstance(value, np.ndarray):
-            dtype, shape = value.dtype, value.shape
-        else:
+        if isinstance(value, onnxruntime.OrtValue):
             dtype, shape = np.dtype(tensor_dtype_to_np_dtype(value.element_type())), tuple(value.shape())
-        if dtype != spec.dtype:
-            raise TypeError(f"{spec.name} is {dtype}, expected {spec.dtype}")
+        else:
+            dtype, shape = getattr(value, "dtype", type(value).__name__), getattr(value, "shape", ())
+        if not isinstance(value, kinds) or dtype != spec.dtype:
+            raise TypeError(f"{spec.name} is {dtype}, expected an array of {spec.dtype}")
         if spec.shape != ANY_RANK and not fits(shape, spec.shape):
             raise ValueError(f"{spec.name} has shape {shape}, expected {show(spec.shape)}")
 

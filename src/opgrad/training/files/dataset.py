@@ -9,13 +9,13 @@ import math
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.lib import format as npy
@@ -247,15 +247,51 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-# The memory of an input, by its place among all and its shape; and what writes the examples of these numbers there.
-Buffer: TypeAlias = Callable[[int, tuple[int, ...]], np.ndarray]
-Fill: TypeAlias = Callable[[np.ndarray, Buffer], None]
-
 DIGITS = Path(__file__).with_name("digits.npz")
 
 
+class Examples:
+    """Examples that are trained on or evaluated: a `Dataset`, or others that make their arrays when they are needed."""
+
+    @property
+    def rows(self) -> int:
+        """The number of examples."""
+        raise NotImplementedError
+
+    def weight(self, rows: np.ndarray | None = None) -> float:
+        """The weight of some examples, or of all, in the mean of a loss: their number."""
+        return float(self.rows if rows is None else len(rows))
+
+    def order(self, generator: np.random.Generator) -> np.ndarray:
+        """The numbers of all examples, in the order of an epoch, int64 [n]."""
+        return generator.permutation(self.rows)
+
+    def take(self, rows: np.ndarray) -> "Dataset":
+        """The arrays of the examples with these numbers, int64 [n]."""
+        raise NotImplementedError
+
+    def _some(self, rows: np.ndarray) -> Self:
+        """The same with these examples alone."""
+        raise NotImplementedError
+
+    def split(self, test_rows: int, seed: int) -> tuple[Self, Self]:
+        """Part into training and test examples.
+
+        test_rows: how many of them are for the test; the rest is for training.
+        seed: rows are shuffled by `default_rng(seed).permutation`; the last ones are for the test.
+        Raises ValueError if either part would be empty.
+        """
+        what = f"{type(self).__name__}.split"
+        if self.rows < 2:
+            raise ValueError(f"{what}: rows is {self.rows}, expected at least 2, of which one is for the test")
+        if not 0 < test_rows < self.rows:
+            raise ValueError(f"{what}: test_rows is {test_rows}, expected 1 to {self.rows - 1}")
+        order = np.random.default_rng(seed).permutation(self.rows)
+        return self._some(order[:-test_rows]), self._some(order[-test_rows:])
+
+
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(Examples):
     """Arrays named like a graph's inputs, all with the same number of rows, which are the examples.
 
     axes: for each array whose rows do not lie along the first axis, the axis of its rows; None for an array that is the
@@ -271,35 +307,22 @@ class Dataset:
         places = ((array, self.axes.get(name, 0)) for name, array in self.arrays.items())
         return next(int(array.shape[axis]) for array, axis in places if axis is not None)
 
-    def weight(self, rows: np.ndarray | None = None) -> float:
-        """The weight of some examples, or of all, in the mean of a loss: their number."""
-        return float(self.rows if rows is None else len(rows))
-
-    def order(self, generator: np.random.Generator) -> np.ndarray:
-        """The numbers of all examples, in the order of an epoch, int64 [n]."""
-        return generator.permutation(self.rows)
-
-    def filler(self, inputs: Sequence[TensorSpec]) -> Fill:
-        """What copies examples into the memory of a graph's inputs."""
-        data = Dataset(self.arrays, {spec.name: spec.axis for spec in inputs})
-        parts = [data.part(spec.name) for spec in inputs]
-
-        def fill(rows: np.ndarray, buffer: Buffer) -> None:
-            for place, part in enumerate(parts):
-                part.copy(rows, buffer(place, part.shape(len(rows))))
-
-        return fill
-
     def take(self, rows: np.ndarray) -> "Dataset":
-        """The examples with these numbers, int64 [n]."""
-        return Dataset({name: self.part(name).of(rows) for name in self.arrays}, self.axes)
+        """The examples with these numbers, int64 [n]. Raises IndexError."""
+        count, found = max(self.rows, 1), dict[str, np.ndarray]()
+        for name, array in self.arrays.items():
+            axis = self.axes.get(name, 0)
+            if axis is None:
+                found[name] = array
+                continue
+            before, size, after = array.shape[:axis], array.shape[axis], array.shape[axis + 1 :]
+            times = size // count or 1
+            by_example = array.reshape(*before, size // times, times, *after)
+            found[name] = by_example.take(rows, axis=axis).reshape(*before, len(rows) * times, *after)
+        return Dataset(found, self.axes)
 
-    def part(self, name: str) -> "ArrayPart":
-        """An array, from which examples are taken."""
-        array, axis = self.arrays[name], self.axes.get(name, 0)
-        if axis is None:
-            return ArrayPart(array, None, 1)
-        return ArrayPart(array, axis, array.shape[axis] // max(self.rows, 1) or 1)
+    def _some(self, rows: np.ndarray) -> Self:
+        return replace(self, arrays=self.take(rows).arrays)
 
     def whole(self, batch_rows: int | None) -> "Dataset":
         """The first examples, as many as fill whole batches of `batch_rows` rows; all of them for None."""
@@ -309,79 +332,11 @@ class Dataset:
             raise ValueError(f"Dataset.whole: there are {self.rows} rows, expected at least one batch of {batch_rows}")
         return self.take(np.arange(self.rows - self.rows % batch_rows))
 
-    def split(self, test_rows: int, seed: int) -> tuple["Dataset", "Dataset"]:
-        """Part into training and test examples.
-
-        test_rows: how many of them are for the test; the rest is for training.
-        seed: rows are shuffled by `default_rng(seed).permutation`; the last ones are for the test.
-        Raises ValueError if either part would be empty.
-        """
-        if self.rows < 2:
-            raise ValueError(f"Dataset.split: rows is {self.rows}, expected at least 2, of which one is for the test")
-        if not 0 < test_rows < self.rows:
-            raise ValueError(f"Dataset.split: test_rows is {test_rows}, expected 1 to {self.rows - 1}")
-        order = np.random.default_rng(seed).permutation(self.rows)
-        return self.take(order[:-test_rows]), self.take(order[-test_rows:])
-
-
-class Examples(Protocol):
-    """Examples that are trained on or evaluated: a `Dataset`, or others that make their arrays when they are needed."""
-
-    @property
-    def rows(self) -> int: ...
-
-    def weight(self, rows: np.ndarray | None = None) -> float: ...
-
-    def order(self, generator: np.random.Generator) -> np.ndarray: ...
-
-    def filler(self, inputs: Sequence[TensorSpec]) -> Fill: ...
-
-    def take(self, rows: np.ndarray) -> Dataset: ...
-
 
 def batches(data: Examples, rows: int) -> Iterator[tuple[int, Dataset]]:
     """The examples, so many at a time, each time with the number of the first; the last time what is left."""
     for start in range(0, data.rows, rows):
         yield start, data.take(np.arange(start, min(start + rows, data.rows)))
-
-
-@dataclass(frozen=True)
-class ArrayPart:
-    """An array with the same number of consecutive rows for each example along an axis; without axis, one for all."""
-
-    array: np.ndarray
-    axis: int | None
-    times: int
-
-    def shape(self, rows: int) -> tuple[int, ...]:
-        """The shape of the array for so many examples."""
-        shape = self.array.shape
-        if self.axis is None:
-            return shape
-        return (*shape[: self.axis], rows * self.times, *shape[self.axis + 1 :])
-
-    def of(self, rows: np.ndarray) -> np.ndarray:
-        """The examples with these numbers. Raises IndexError."""
-        if self.axis is None:
-            return self.array
-        if self.times == 1:
-            return self.array.take(rows, axis=self.axis)
-        return self._by_example(self.array).take(rows, axis=self.axis).reshape(self.shape(len(rows)))
-
-    def copy(self, rows: np.ndarray, to: np.ndarray) -> None:
-        """Copy the examples with these numbers, which are not checked."""
-        if self.axis is None:
-            np.copyto(to, self.array)
-        elif self.times == 1:
-            self.array.take(rows, axis=self.axis, out=to, mode="clip")
-        else:
-            self._by_example(self.array).take(rows, axis=self.axis, out=self._by_example(to), mode="clip")
-
-    def _by_example(self, array: np.ndarray) -> np.ndarray:
-        """A view of an array with an axis of its own for the rows of an example."""
-        axis = self.axis or 0
-        before, rows, after = array.shape[:axis], array.shape[axis], array.shape[axis + 1 :]
-        return array.reshape(*before, rows // self.times, self.times, *after)
 
 
 def load_named(name: str, inputs: Sequence[TensorSpec], divide: Mapping[str, float] | None = None) -> Dataset:

@@ -1,6 +1,6 @@
 """The task of embedding models: texts that belong together get vectors near each other, all others of a batch not."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import ArgumentError, require
 from opgrad.onnx.gradients.differentiation import gradients
 from opgrad.onnx.graph.formulas import LAST, GraphBody, Value
-from opgrad.onnx.graph.messages import copied, import_microsoft, keep, opset_of
-from opgrad.onnx.graph.nodes import names_in, needed, read_by, rename
-from opgrad.training.engine.evaluation import Evaluation
+from opgrad.onnx.graph.messages import copied, opset_of
+from opgrad.onnx.graph.nodes import names_in, rename
+from opgrad.training.engine.evaluation import Evaluation, session_of, with_results
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
 from opgrad.training.engine.training_graph import open_session, run
 from opgrad.training.files.artifact_set import ArtifactSet
@@ -24,7 +24,6 @@ from opgrad.tune.examples import RowData, padded
 from opgrad.tune.language_model import LOSS, LanguageModel, finish, read
 from opgrad.tune.lines import text_of
 from opgrad.tune.lora import DRAW
-from opgrad.tune.options import require
 from opgrad.tune.tasks import encoder
 from opgrad.tune.tasks.base import Learned, TaskModel
 from opgrad.tune.tokenizer import folder_of, read_json
@@ -48,28 +47,20 @@ class CachedTrainer(Trainer):
         self._vectors, self._labels, self._chunk = vectors, labels, chunk
         options = given[1]
         self._contrast = open_session(gradients(contrast, LOSS, vectors), options, "the loss")
-        encoding = copied(artifacts.evaluation)
-        del encoding.graph.output[:]
-        encoding.graph.output.add().name = vectors
-        keep(encoding.graph.node, needed(list(encoding.graph.node), [vectors]))
-        keep(encoding.graph.input, [each for each in encoding.graph.input if each.name in read_by(encoding.graph.node)])
-        import_microsoft(encoding)
-        self._encoder = open_session(encoding, options, "the encoder")
+        self._encoder = session_of(artifacts, vectors, "the encoder", options)
 
-    def gradients_ahead(self, data: Examples, batches: Iterable[np.ndarray]) -> Iterator[Callable[[], float]]:
-        for rows in batches:
-            yield self._gradients_ahead(data.take(rows).arrays)
-
-    def _gradients_ahead(self, batch: Mapping[str, np.ndarray]) -> Callable[[], float]:
+    def _computed(self, batch: Mapping[str, np.ndarray]) -> Callable[[], float]:
         parts = list(self._parts(batch))
         loss, gradient = self._loss(batch, parts)
         total = np.zeros_like(self.gradients.flat)
         for rows, arrays in parts:
             given = {**arrays, GRADIENT: gradient[rows]}
-            self._run([given[spec.name] for spec in self.artifacts.inputs])
+            super()._computed(given)
             total += self.gradients.flat
         np.copyto(self.gradients.flat, total)
         return partial(float, loss)
+
+    _gradients_ahead = _computed  # without checks, which know the inputs of a chunk alone
 
     def evaluate(self, data: Examples, batch_size: int = BATCH_ROWS) -> Evaluation:
         weights, losses = list[float](), list[float]()
@@ -91,10 +82,9 @@ class CachedTrainer(Trainer):
     def _loss(self, batch: Mapping[str, np.ndarray], parts: Sequence[Any]) -> tuple[float, np.ndarray]:
         """The loss of a batch, and its gradient by each vector."""
         fixed, found = {**self.parameters, **self.artifacts.constants}, list[np.ndarray]()
-        known = {item.name for item in self._encoder.get_inputs()}
         for _, arrays in parts:
-            feeds = {name: array for name, array in {**fixed, **arrays}.items() if name in known}
-            found.append(run(self._encoder, [self._vectors], feeds, "the encoder")[0])
+            values = with_results(self._encoder, [self._vectors], {**fixed, **arrays}, "the encoder")
+            found.append(values[self._vectors])
         vectors = np.empty((sum(map(len, found)), found[0].shape[1]), np.float32)
         vectors[np.concatenate([rows for rows, _ in parts])] = np.concatenate(found)
         given = {self._vectors: vectors, self._labels: batch[self._labels]}
@@ -157,8 +147,8 @@ class Embed(encoder.EncoderTask):
         body.scope("embed")
         vectors = encoder.unit(encoder.vectors_of(base, body, str(pooling), what))
         finish(model, vectors, VECTORS, ["batch", base.width or None])
-        if self.sizes and base.width and max(self.sizes) > base.width:
-            raise ArgumentError("sizes", f"is {self.sizes}, expected at most {base.width}, the model's own")
+        fit = not base.width or max(self.sizes, default=0) <= base.width
+        require(fit, "sizes", self.sizes, f"at most {base.width}, the model's own")
         return replace(base, model=model, logits=VECTORS)
 
     def reader(self, model: TaskModel) -> encoder.Read:

@@ -110,21 +110,16 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
     read: makes the texts of an object, and what is learned from it, or raises ValueError. kinds: what an object shall
     have, for messages. max_length: of a text in tokens; of longer ones the first are taken, and the last.
     """
-    lines, bad, texts, targets = Lines(path), list[str](), list[list[Text]](), list[Any]()
-    count = cut = longest = checksum = 0
-    for number, _, line in lines:
-        count += 1
-        try:
-            values = lines.object(line, number, kinds)
-            with lines.naming(number):
-                found, target = read(values)
-                if texts and len(found) != len(texts[0]):
-                    raise ValueError(f"it has {len(found)} texts, expected {len(texts[0])} as in the first example")
-        except ValueError as error:
-            if not skip_bad:
-                raise
-            bad.append(str(error))
-            continue
+    bad, texts, targets = list[str](), list[list[Text]](), list[Any]()
+    cut = longest = checksum = 0
+
+    def make(values: dict[str, Any]) -> tuple[list[Text], Any]:
+        found, target = read(values)
+        if texts and len(found) != len(texts[0]):
+            raise ValueError(f"it has {len(found)} texts, expected {len(texts[0])} as in the first example")
+        return found, target
+
+    for _, (found, target) in Lines(path).made(make, kinds, skip_bad, bad):
         longest = max(longest, *(each.shape[1] for each in found))
         cut += any(each.shape[1] > max_length for each in found)
         # Of a longer text the first tokens, and the last, which ends it.
@@ -134,7 +129,7 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
     if not texts:
         raise ValueError(bad[0] if bad else f"{path} has no example, expected lines with {kinds}")
     tokens = sum(each.shape[1] for example in texts for each in example)
-    told = Told(count, cut, longest, 0, 0, len(bad), tuple(bad[:REASONS]), tokens, tokens)
+    told = Told(len(texts) + len(bad), cut, longest, 0, 0, len(bad), tuple(bad[:REASONS]), tokens, tokens)
     return TextExamples(texts, np.array(targets), told, checksum)
 
 

@@ -1,6 +1,6 @@
 """The task of preferences: of two answers to a prompt, the chosen one shall become likelier than the rejected one."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,20 +8,17 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import TensorProto, helper
 
-from opgrad.base.arguments import ArgumentError
+from opgrad.base.arguments import require
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.messages import opset_of
 from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.dataset import Dataset, TensorSpec
 from opgrad.tune.examples import RowData, TokenExamples, token_rows
 from opgrad.tune.language_model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel, finish
-from opgrad.tune.lines import Lines
-from opgrad.tune.options import require
 from opgrad.tune.tasks.base import TRAIN_ON, Learned, Task, TaskModel, Write, tokens_spec
 
 LOSSES = ("dpo", "orpo", "simpo")
 REFERENCE = "reference"  # the input with what the base says of each pair
-KINDS = "chosen and rejected, texts or lists of messages, perhaps prompt"
 
 
 @dataclass(frozen=True)
@@ -61,10 +58,8 @@ class Prefer(Write):
         return self.beta if self.beta is not None else 2.0 if self.loss == "simpo" else 0.1
 
     def examples(self, model: TaskModel, data: Path, train_on: str, skip_bad: bool) -> TokenExamples:
-        if model.pack:
-            raise ArgumentError("pack", f"is {model.pack}, expected none for the task {self.NAME}")
-        if train_on != TRAIN_ON:
-            raise ArgumentError("train_on", f"is {train_on!r}, expected {TRAIN_ON} for the task {self.NAME}")
+        require(not model.pack, "pack", model.pack, f"none for the task {self.NAME}")
+        require(train_on == TRAIN_ON, "train_on", train_on, f"{TRAIN_ON} for the task {self.NAME}")
         return Answers(data, model.tokenizer, model.max_length, train_on, skip_bad)
 
     def rows(self, model: TaskModel, examples: Any, batch_size: int) -> "PairData":
@@ -144,30 +139,10 @@ def _log_of_rest(x: Value) -> Value:
     return (t * 2 / (t + 1)).apply("Log")
 
 
-class Twice(Lines):
-    """The lines of a file of pairs, each as two: the chosen answer with its prompt, and the rejected one."""
-
-    def __iter__(self) -> Iterator[tuple[int, int, bytes]]:
-        for number, place, line in super().__iter__():
-            yield from ((2 * number - 1, place, line), (2 * number, place, line))
-
-    def where(self, number: int) -> str:
-        return super().where((number + 1) // 2)
-
-    def object(self, line: bytes, number: int, kinds: str) -> dict[str, Any]:
-        """The prompt and one answer as its completion."""
-        values = super().object(line, number, KINDS)
-        with self.naming(number):
-            prompt, *answers = _pair(values)
-        answer = answers[1 - number % 2]
-        found = {"prompt": prompt, "completion": answer} if prompt or isinstance(answer, str) else {"messages": answer}
-        return found | ({"tools": values["tools"]} if values.get("tools") else {})
-
-
 def _pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Prompt, chosen and rejected of an object. Raises ValueError."""
     if not {"chosen", "rejected"} <= values.keys():
-        raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {KINDS}")
+        raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {Answers.KINDS}")
     prompt, texts = values.get("prompt"), [values["chosen"], values["rejected"]]
     if texts[0] == texts[1] or not (all(isinstance(x, str) for x in texts) or all(isinstance(x, list) for x in texts)):
         raise ValueError(
@@ -197,20 +172,26 @@ class Answers(TokenExamples):
     Its length is the number of pairs; its items are answers.
     """
 
-    LINES = Twice
+    KINDS = "chosen and rejected, texts or lists of messages, perhaps prompt"
 
     def __init__(self, *given: Any):
         super().__init__(*given)
-        numbers = {int(number): place for place, (_, number) in enumerate(self._places)}
-        found = [
-            (place, numbers[number + 1]) for number, place in numbers.items() if number % 2 and number + 1 in numbers
-        ]
+        after = enumerate(zip(self._numbers, self._numbers[1:], strict=False))
+        found = [(place, place + 1) for place, (number, following) in after if number == following]
         if not found:
             raise ValueError(f"{self.path}: it has no pair of which both answers have a token to learn from")
         self.pairs, told = np.array(found, np.int64), self.told
-        lines, bad = told.lines // 2, -(-told.bad // 2)
-        facts = {"lines": lines, "bad": bad, "empty": lines - bad - len(found)}
-        self.told = replace(told, **facts, reasons=tuple(dict.fromkeys(told.reasons)))
+        lines = (told.lines - told.bad) // 2
+        self.told = replace(told, lines=lines + told.bad, empty=lines - len(found))
+
+    def _objects(self, values: dict[str, Any]) -> Sequence[dict[str, Any]]:
+        """The prompt with each answer as its completion."""
+        prompt, *answers = _pair(values)
+        tools = {"tools": values["tools"]} if values.get("tools") else {}
+        return [
+            ({"prompt": prompt, "completion": each} if prompt or isinstance(each, str) else {"messages": each}) | tools
+            for each in answers
+        ]
 
     def __len__(self) -> int:
         return len(self.pairs)
