@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import TensorProto
 
 from opgrad.base.arguments import ArgumentError
 from opgrad.onnx.gradients.expansion import differentiable_inputs, inline_functions, taken_nodes
@@ -69,133 +68,6 @@ LEAST_ROWS = 8  # the fewest rows of a table of positions; fewer rows can look l
 # The largest error of a sine in a table of this type; the error of float32 sines of large angles reaches 1e-4.
 TOLERANCE = {np.dtype(np.float64): 1e-3, np.dtype(np.float32): 1e-3}
 LOW_PRECISION = 2e-2
-
-
-class Fixed:
-    """Finds out which tensors of a graph were never trained.
-
-    graph: with functions inlined. tensors: those that could be weights. values: returns the values of one of them.
-    """
-
-    def __init__(self, graph: onnx.GraphProto, tensors: Mapping[str, TensorProto], values: Callable[[str], np.ndarray]):
-        self._tensors, self._values = tensors, values
-        self._inputs = {each.name: each.type.tensor_type.elem_type for each in graph.input}
-        self._producers = {name: node for node in all_nodes(graph.node) for name in node.output if name}
-        self._has_stored = any(each.name in tensors and each.data_type in FLOATS for each in graph.initializer)
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in filter(reads_values, all_nodes(graph.node)):
-            for name in dict.fromkeys(node.input):
-                self._readers.setdefault(name, []).append(node)
-
-    def reason(self, name: str) -> str | None:
-        """What an untrained tensor is, in words; None for a weight."""
-        if self._is_of_frequencies(name):
-            return FREQUENCIES
-        if self._normalizes_input(name):
-            return INPUT
-        if self._fills(name):
-            return FILLING
-        return POSITIONS if is_of_sines(self._values, name, self._tensors[name].dims) else None
-
-    def _fills(self, name: str) -> bool:
-        """Whether an exporter made up the scale or the bias of a normalization that has none, beside named weights.
-
-        It is a Constant node, or has a made up name for the instances that groups are normalized as.
-        """
-        kinds = NORMS if name in self._producers and self._has_stored else NORMS[:1] if MADE_UP.fullmatch(name) else ()
-        readers = self._readers.get(name, ())
-        return bool(kinds and readers) and all(
-            node.op_type in kinds
-            and not domain_of(node)
-            and bool(np.all(self._values(name) == NEUTRAL.get([*node.input].index(name))))
-            for node in readers
-        )
-
-    # --- how inputs are normalized ---
-
-    def _normalizes_input(self, name: str) -> bool:
-        """Whether all readers of the tensor apply it to an input, with a number for each channel or feature.
-
-        A tensor with more than one axis larger than 1, such as a table of positions, is no such normalization.
-        """
-        readers = self._read_through(name) if sum(size > 1 for size in self._tensors[name].dims) <= 1 else []
-        return bool(readers) and all(
-            node.op_type in ARITHMETIC
-            and not domain_of(node)
-            and any(self._is_input(other) for other in node.input if other not in values)
-            for node, values in readers
-        )
-
-    def _read_through(self, name: str) -> list[tuple[onnx.NodeProto, set[str]]]:
-        """The nodes that read a tensor, directly or reshaped or cast, each with the names under which it reads it."""
-        names, waiting, found = {name}, [name], []
-        while waiting:
-            for node in self._readers.get(waiting.pop(), ()):
-                if facts_of(node).moves:
-                    if node.output[0] not in names:
-                        names.add(node.output[0])
-                        waiting.append(node.output[0])
-                else:
-                    found.append((node, names))
-        return found
-
-    def _is_input(self, name: str) -> bool:
-        """Whether a value is a float input, or computed from one and constants element by element."""
-        while name not in self._inputs:
-            node = self._producers.get(name)
-            if node is None or domain_of(node):
-                return False
-            if facts_of(node).moves:
-                name = node.input[0]
-                continue
-            others = [each for each in node.input if each not in self._tensors]
-            if node.op_type not in ARITHMETIC or len(others) != 1:
-                return False
-            name = others[0]
-        return name not in self._tensors
-
-    # --- positions ---
-
-    def _is_of_frequencies(self, name: str) -> bool:
-        """Whether a tensor holds frequencies: it is multiplied by positions, and sines are taken of the products."""
-        products = [node for node, _ in self._read_through(name)]
-        return bool(products) and all(
-            node.op_type in MULTIPLYING
-            and not domain_of(node)
-            and self._leads_to_waves(node)
-            and self._is_of_integers(node.input, name)
-            for node in products
-        )
-
-    def _leads_to_waves(self, node: onnx.NodeProto) -> bool:
-        names = [*node.output]
-        for _ in range(MOST_STEPS):
-            readers = [each for name in names for each in self._readers.get(name, ())]
-            if any(each.op_type in WAVES for each in readers):
-                return True
-            names = [
-                each.output[0] for each in readers if facts_of(each).moves or each.op_type in (*ARITHMETIC, "Concat")
-            ]
-        return False
-
-    def _is_of_integers(self, names: Iterable[str], but: str) -> bool:
-        """Whether values are computed from integers alone, except for scalar constants."""
-        seen, waiting = {but}, [name for name in names if name]
-        while waiting:
-            name = waiting.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            tensor = self._tensors.get(name)
-            if tensor is not None:
-                if tensor.data_type in FLOATS and np.prod(tensor.dims) > 1:
-                    return False
-            elif name in self._inputs:
-                if self._inputs[name] in FLOATS:
-                    return False
-            elif (node := self._producers.get(name)) is not None:
-                waiting += captured(node) if reads_values(node) else []
-        return True
 
 
 def is_of_sines(values: Callable[[str], np.ndarray], name: str, dims: Iterable[int]) -> bool:
@@ -308,6 +180,7 @@ class Candidates:
         self._graph = Graph(inlined)
         self.graph = None if model.functions else self._graph
         self._nodes = list(taken_nodes(self._graph, inlined.graph.node))
+        self._inputs = {each.name: each.type.tensor_type.elem_type for each in inlined.graph.input}
         self._producers = {name: node for node in self._nodes for name in node.output if name}
         self._constant = computed_from(self.tensors, self._nodes)
         for node in self._nodes:
@@ -319,8 +192,7 @@ class Candidates:
             for name in self.tensors
             if name not in self.statistics and self._is_float(name) and self._is_weight(name)
         ]
-        rules = Fixed(inlined.graph, self.tensors, self._values)
-        self.fixed = {name: reason for name in found if (reason := rules.reason(name)) is not None}
+        self.fixed = {name: reason for name in found if (reason := self._reason(name)) is not None}
         if len(self.fixed) == len(found):  # in a model without other weights, scales of the inputs are the weights
             self.fixed = {name: reason for name, reason in self.fixed.items() if reason != INPUT}
         self.weights = [name for name in found if name not in self.fixed]
@@ -543,6 +415,104 @@ class Candidates:
             is_small = np.all(np.abs(values) < LARGEST_SCALE)
         ones = values == 1
         return bool(is_small) and (not ones.any() or bool(ones.all()) or not np.all(ones | (values == 0)))
+
+    # --- what was never trained ---
+
+    def _reason(self, name: str) -> str | None:
+        """What an untrained tensor is, in words; None for a weight."""
+        if self._is_of_frequencies(name):
+            return FREQUENCIES
+        if self._normalizes_input(name):
+            return INPUT
+        if self._fills(name):
+            return FILLING
+        return POSITIONS if is_of_sines(self._values, name, self.tensors[name].dims) else None
+
+    def _uses(self, name: str) -> list[onnx.NodeProto]:
+        """The nodes that compute with a tensor, directly or reshaped or cast."""
+        return [node for node, place in self._reads(name, parts=False) if not is_handed_on(node, place)]
+
+    def _fills(self, name: str) -> bool:
+        """Whether an exporter made up the scale or the bias of a normalization that has none, beside named weights.
+
+        It is a Constant node, or has a made up name for the instances that groups are normalized as.
+        """
+        is_node = name in self._producers and any(map(self._is_float, self._graph.initializers))
+        kinds = NORMS if is_node else NORMS[:1] if MADE_UP.fullmatch(name) else ()
+        readers = self._readers.get(name, ())
+        return bool(kinds and readers) and all(
+            node.op_type in kinds and not domain_of(node) and bool(np.all(self._values(name) == NEUTRAL.get(place)))
+            for node, place in readers
+        )
+
+    def _normalizes_input(self, name: str) -> bool:
+        """Whether all readers of the tensor apply it to an input, with a number for each channel or feature.
+
+        A tensor with more than one axis larger than 1, such as a table of positions, is no such normalization.
+        """
+        nodes = self._uses(name) if sum(size > 1 for size in self.tensors[name].dims) <= 1 else []
+        own = {*self.results(name)} if nodes else set[str]()
+        return bool(nodes) and all(
+            node.op_type in ARITHMETIC
+            and not domain_of(node)
+            and any(self._is_input(other) for other in node.input if other not in own)
+            for node in nodes
+        )
+
+    def _is_input(self, name: str) -> bool:
+        """Whether a value is a float input, or computed from one and constants element by element."""
+        while name not in self._inputs:
+            node = self._producers.get(name)
+            if node is None or domain_of(node):
+                return False
+            if facts_of(node).moves:
+                name = node.input[0]
+                continue
+            others = [each for each in node.input if each not in self.tensors]
+            if node.op_type not in ARITHMETIC or len(others) != 1:
+                return False
+            name = others[0]
+        return name not in self.tensors
+
+    def _is_of_frequencies(self, name: str) -> bool:
+        """Whether a tensor holds frequencies: it is multiplied by positions, and sines are taken of the products."""
+        products = self._uses(name)
+        return bool(products) and all(
+            node.op_type in MULTIPLYING
+            and not domain_of(node)
+            and self._leads_to_waves(node)
+            and self._is_of_integers(node.input, name)
+            for node in products
+        )
+
+    def _leads_to_waves(self, node: onnx.NodeProto) -> bool:
+        names = [*node.output]
+        for _ in range(MOST_STEPS):
+            readers = [each for name in names for each, _ in self._readers.get(name, ())]
+            if any(each.op_type in WAVES for each in readers):
+                return True
+            names = [
+                each.output[0] for each in readers if facts_of(each).moves or each.op_type in (*ARITHMETIC, "Concat")
+            ]
+        return False
+
+    def _is_of_integers(self, names: Iterable[str], but: str) -> bool:
+        """Whether values are computed from integers alone, except for scalar constants."""
+        seen, waiting = {but}, [name for name in names if name]
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in self.tensors:
+                if self._is_float(name) and size_of(self.tensors[name]) > 1:
+                    return False
+            elif name in self._inputs:
+                if self._inputs[name] in FLOATS:
+                    return False
+            elif (node := self._producers.get(name)) is not None:
+                waiting += captured(node) if reads_values(node) else []
+        return True
 
 
 def reaching(forward: Graph, loss: str) -> set[str]:
