@@ -35,7 +35,7 @@ from opgrad.training.make.selection import MOST_SHARED, turned_note
 from opgrad.training.make.trainability import Trainability, trainability
 
 if TYPE_CHECKING:
-    from opgrad.tune.adapted_model import Adapted, Summary
+    from opgrad.tune.adapted_model import Summary
 
 TRAINING, EVALUATION, OPTIMIZER, CHECKPOINT = FILES
 
@@ -396,19 +396,19 @@ def _checkpoint_rows(checkpoint: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def print_adapters(console: Console, title: str, adapters: "Iterable[Adapted]") -> None:
+def print_adapters(console: Console, title: str, adapters: Iterable[dict[str, Any]]) -> None:
     """Print a line for all adapters that are alike, with the layers where they are."""
-    groups: dict[tuple[Any, ...], list[Adapted]] = {}
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for each in adapters:
-        alike = (each.role, each.operator, each.bits, each.inputs, each.outputs, each.rank)
+        alike = tuple(each[name] for name in ("role", "operator", "bits", "inputs", "outputs", "rank"))
         groups.setdefault(alike, []).append(each)
     table = Table("beside", "layers", "operator", title=title, title_justify="left")
     for heading in ("bits", "sizes", "rank", "adapters", "numbers"):
         table.add_column(heading, justify="right")
     for (role, operator, bits, inputs, outputs, rank), group in groups.items():
-        numbers = (rank, len(group), sum(each.numbers for each in group))
+        numbers = (rank, len(group), sum(each["numbers"] for each in group))
         ranges: list[list[int]] = []  # layers behind each other as the first and the last; -1 is outside of layers
-        for layer in sorted({each.layer for each in group} - {-1}):
+        for layer in sorted({each["layer"] for each in group} - {-1}):
             if ranges and ranges[-1][-1] == layer - 1:
                 ranges[-1][1:] = [layer]
             else:

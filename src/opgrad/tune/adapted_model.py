@@ -1,5 +1,6 @@
 """A language model with adapters, or with weights that are trained: what it writes, and the files that it leaves."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -100,8 +101,9 @@ class AdaptedModel:
             return before
         self._form = self._form if form is None else form
         base, length = self.base, length or self.max_length
-        limit = limit_of(self.memory, base.bytes, batch_size * length)
-        room = Room(ends_of_layers(base.products), base.axes(batch_size, length), base.bytes, limit)
+        limit = limit_of(base.bytes, batch_size * length) if self.memory is None else self.memory
+        sizes, is_given = base.axes(batch_size, length), self.memory is not None
+        room = Room(ends_of_layers(base.products), sizes, base.bytes, limit, is_given)
         made = self._prepared(room, self.pack, plain=False)
         if before is not None:
             made = replace(made, artifacts=replace(made.artifacts, trainable=self.values))
@@ -250,36 +252,17 @@ MEGABYTE = 10**6
 
 
 @dataclass(frozen=True)
-class Adapted:
-    """A product, or some columns of its result, with an adapter beside it.
-
-    name: the module's. role, layer, operator, bits: those of the product, see `WeightProduct`.
-    inputs, outputs: the sizes of the last axes. rank: of the adapter. numbers: how many it has.
-    """
-
-    name: str
-    role: str
-    layer: int
-    operator: str
-    bits: int
-    inputs: int
-    outputs: int
-    rank: int
-    numbers: int
-
-
-@dataclass(frozen=True)
 class Summary:
     """What is trained of a language model.
 
-    adapters: where they are. trained: how many numbers are trained. numbers: how many the weights of products have.
+    adapters: see `adapted`. trained: how many numbers are trained. numbers: how many the weights of products have.
     base: the bytes of weights that stay as they are. rows, length: of a batch, length in tokens.
     step: the bytes that a process takes for a batch, as estimated. limit: the most bytes, of `--memory` or a default.
     again: the number of layers that are computed again in the backward part.
     unreached: how many products do not reach the scores, and so are not trained.
     """
 
-    adapters: list[Adapted]
+    adapters: list[dict[str, Any]]
     trained: int
     numbers: int
     base: int
@@ -310,14 +293,15 @@ def megabytes(count: int) -> str:
     return f"{count / MEGABYTE:,.{0 if count >= 10 * MEGABYTE else 2}f} MB"
 
 
-def adapted(adapters: Iterable[Adapter]) -> list[Adapted]:
+def adapted(adapters: Iterable[Adapter]) -> list[dict[str, Any]]:
+    """Adapters as plain values: the module's name, what its product is, the sizes of last axes, rank and numbers."""
     found = []
     for each in adapters:
         product = each.product
         role = next(role for module, role, _ in slices(product) if module == each.name)
-        numbers = each.lora.rank * (product.inputs + each.outputs) + each.lora.dora * each.outputs
-        found.append(Adapted(each.name, role, product.layer, product.op, product.bits, product.inputs, each.outputs,
-                             each.lora.rank, numbers))  # fmt: skip
+        own = {"name": each.name, "role": role, "layer": product.layer, "operator": product.op, "bits": product.bits}
+        own |= {"inputs": product.inputs, "outputs": each.outputs, "rank": each.lora.rank}
+        found.append({**own, "numbers": sum(map(math.prod, each.shapes.values()))})
     return found
 
 
@@ -333,7 +317,7 @@ def summary(model: AdaptedModel, rows: int, length: int) -> Summary:
     trained = sum(each.size for each in setting.artifacts.trainable.values())
     return Summary(
         adapters=adapted(model.adapters), trained=trained, numbers=sum(weights.values()), base=plan.base, rows=rows,
-        length=length, step=plan.bytes, limit=plan.limit.bytes, again=len(plan.segments),
+        length=length, step=plan.bytes, limit=plan.limit, again=len(plan.segments),
         unreached=model.base.unreached,
     )  # fmt: skip
 

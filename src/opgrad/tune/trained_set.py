@@ -20,7 +20,7 @@ from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.graph.nodes import captured
 from opgrad.training.files.artifact_set import AdamWRule, ArtifactSet
 from opgrad.training.files.dataset import TensorSpec
-from opgrad.training.files.tensor_values import Fed, Held, inputs_of_all
+from opgrad.training.files.tensor_values import Fed, Held, shared
 from opgrad.training.make.blocks import ModelAccessor
 from opgrad.training.make.models import MODEL, take_parameters, training_models, widened
 from opgrad.training.make.selection import Candidates, shared_note, torn_layers, torn_note, turned_note
@@ -40,14 +40,6 @@ COPIES = 4  # of the gradients, in bytes: themselves, the values that are traine
 
 
 @dataclass(frozen=True)
-class Limit:
-    """The most bytes that the process shall take. is_given: whether the user said so; else it is a default."""
-
-    bytes: int
-    is_given: bool
-
-
-@dataclass(frozen=True)
 class MemoryPlan:
     """What was chosen: the values at which the graph is cut, and what a step will take in bytes.
 
@@ -59,7 +51,7 @@ class MemoryPlan:
     base: int
     values: int
     trained: int
-    limit: Limit
+    limit: int
 
     @property
     def bytes(self) -> int:
@@ -68,7 +60,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.bytes <= self.limit.bytes
+        return self.bytes <= self.limit
 
 
 def ends_of_layers(products: Sequence[WeightProduct]) -> tuple[str, ...]:
@@ -77,15 +69,10 @@ def ends_of_layers(products: Sequence[WeightProduct]) -> tuple[str, ...]:
     return tuple(found[layer] for layer in sorted(found))
 
 
-def limit_of(given: int | None, base: int, tokens: int) -> Limit:
-    """The limit: what is given, or 1.5 times the base's bytes and a GB for each 512 tokens of a batch.
-
-    The default is no more than the memory that the machine has left.
-    """
-    if given is not None:
-        return Limit(given, True)
+def limit_of(base: int, tokens: int) -> int:
+    """The default: 1.5 times the base's bytes and a GB for each 512 tokens of a batch, but no more than is free."""
     wanted = base * 3 // 2 + math.ceil(ALLOWANCE * max(1.0, tokens / TOKENS))
-    return Limit(min(filter(None, (wanted, free_memory()))), False)
+    return min(filter(None, (wanted, free_memory())))
 
 
 @dataclass(frozen=True)
@@ -93,12 +80,14 @@ class Room:
     """The memory for a step.
 
     layers: the ends of the layers. sizes: of the graph's axes, by name. base: the bytes of weights that stay.
+    limit: the most bytes that the process shall take. is_given: whether the user said so; else it is a default.
     """
 
     layers: Sequence[str]
     sizes: Mapping[str, int]
     base: int
-    limit: Limit
+    limit: int
+    is_given: bool
 
 
 def plan(made: Differentiated, room: Room) -> tuple[MemoryPlan, onnx.ModelProto]:
@@ -119,18 +108,18 @@ def plan(made: Differentiated, room: Room) -> tuple[MemoryPlan, onnx.ModelProto]
 
     low, high = 0, max(len(layers) - 1, 0)
     above, model = planned(low)
-    if above.fits or (not high and not limit.is_given):
+    if above.fits or (not high and not room.is_given):
         return above, model
     chosen, model = planned(high)
-    if not chosen.fits and limit.is_given:
+    if not chosen.fits and room.is_given:
         least = math.ceil(chosen.bytes / 1e6)
         raise ValueError(
-            f"memory is {limit.bytes // 10**6} MB, expected at least {least} MB for batches of this size; "
+            f"memory is {limit // 10**6} MB, expected at least {least} MB for batches of this size; "
             "shorter examples or fewer rows take less"
         )
     while chosen.fits and high - low > 1:
         # Each layer saves about as much as the others: the guess is the first that fits if all save the same.
-        share = (above.bytes - limit.bytes) / max(above.bytes - chosen.bytes, 1)
+        share = (above.bytes - limit) / max(above.bytes - chosen.bytes, 1)
         middle = min(max(low + math.ceil(share * (high - low)), low + 1), high - 1)
         tried = planned(middle)
         if tried[0].fits:
@@ -273,7 +262,7 @@ def scoring(
         model = replace(base, model=model).with_loss(values, each=True).model
     take_parameters(model, list(values))
     _finish(model, plain=False)
-    return inputs_of_all(model, base.values)
+    return shared(model, base.values, every=True)
 
 
 def _finish(model: onnx.ModelProto, plain: bool) -> None:

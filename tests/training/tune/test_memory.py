@@ -13,7 +13,7 @@ from opgrad.training.files import tensor_values
 from opgrad.tune import Tuner
 from opgrad.tune import trained_set as plans
 from opgrad.tune.language_model import read
-from opgrad.tune.trained_set import Limit, Room, ends_of_layers, limit_of, plan, step_bytes
+from opgrad.tune.trained_set import Room, ends_of_layers, limit_of, plan, step_bytes
 
 
 def chain(lengths):
@@ -57,7 +57,7 @@ def test_chooses_as_few_layers_as_the_limit_permits(monkeypatch):
             return chain([100 - 10 * len(segments or ())])
 
     def chosen(limit, is_given=True):
-        found, model = plan(Made(), Room(layers, {}, 1000, Limit(limit, is_given)))
+        found, model = plan(Made(), Room(layers, {}, 1000, limit, is_given))
         assert step_bytes(model, {}) == found.values
         return found
 
@@ -72,13 +72,12 @@ def test_chooses_as_few_layers_as_the_limit_permits(monkeypatch):
 
 
 def test_limit(monkeypatch):
-    """It is given, or follows from the base and the batch, unless the machine has less."""
+    """It follows from the base and the batch, unless the machine has less."""
     monkeypatch.setattr(plans, "free_memory", lambda: None)
-    assert limit_of(5, 1000, 1) == Limit(5, True)
-    assert limit_of(None, 1000, 8) == limit_of(None, 1000, 512) == Limit(1500 + 10**9, False)
-    assert limit_of(None, 1000, 4 * 512) == Limit(1500 + 4 * 10**9, False)
+    assert limit_of(1000, 8) == limit_of(1000, 512) == 1500 + 10**9
+    assert limit_of(1000, 4 * 512) == 1500 + 4 * 10**9
     monkeypatch.setattr(plans, "free_memory", lambda: 10**8)
-    assert limit_of(None, 1000, 8) == Limit(10**8, False)
+    assert limit_of(1000, 8) == 10**8
 
 
 def test_ends_of_layers(tmp_path):

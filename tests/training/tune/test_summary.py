@@ -26,13 +26,13 @@ def test_inspection_of_a_language_model(folder):
     """By its folder or its file."""
     for path in (folder, folder / "model.onnx"):
         found = inspect(path).tuning
-        assert [(each.role, each.layer, each.inputs, each.outputs) for each in found.adapters] == [
+        assert [tuple(each[name] for name in ("role", "layer", "inputs", "outputs")) for each in found.adapters] == [
             (role, layer, 32, outputs)
             for layer in (0, 1)
             for role, outputs in (("q", 32), ("k", 16), ("v", 16), ("o", 32))
         ]
         assert (found.trained, found.numbers) == (NUMBERS, WEIGHTS)
-        assert sum(each.numbers for each in found.adapters) == NUMBERS
+        assert sum(each["numbers"] for each in found.adapters) == NUMBERS
         stored = onnx.load(folder / "model.onnx").graph.initializer
         assert found.base == sum(len(each.raw_data) for each in stored)
         assert (found.rows, found.length, found.again) == (4, 2048, 0)

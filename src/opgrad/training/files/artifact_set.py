@@ -30,7 +30,7 @@ from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, domain_of, kee
 from opgrad.onnx.graph.nodes import attributes_of, captured, needed, read_by
 from opgrad.training.files.checkpoint import read_checkpoint
 from opgrad.training.files.dataset import TensorSpec, located
-from opgrad.training.files.tensor_values import Held, inputs_of_all, read_apart, shared
+from opgrad.training.files.tensor_values import Held, read_apart, shared
 
 CLIP = "InplaceClipGradNorm"
 
@@ -394,7 +394,9 @@ class ArtifactSet:
         training, values = read_apart(training_model)
         if not training.graph.output:
             raise ValueError(f"{what} has no outputs, expected the loss")
-        check_parameters(_specs(training.graph, what), checkpoint.trainable, checkpoint.frozen)
+        with naming(what):
+            specs = {value.name: tensor_spec(value) for value in training.graph.input}
+        check_parameters(specs, checkpoint.trainable, checkpoint.frozen)
         gradients = without_accumulators(training, what)
         evaluation, others = read_apart(eval_model)
         rule = read_rule(read_model(optimizer_model))
@@ -422,8 +424,7 @@ class ArtifactSet:
         given, (trainable, frozen), written = tuple(inputs), parameters, written_inputs(models[0].graph)
         specs = [tensor_spec(each) for each in models[0].graph.input if each.name not in {*trainable, *frozen}]
         own, batch_rows = (given, None) if given else located(specs)
-        share = inputs_of_all if given else shared
-        (training, constants), (evaluation, others) = (share(each, values) for each in models)
+        (training, constants), (evaluation, others) = (shared(each, values, every=bool(given)) for each in models)
         evaluating(evaluation)
         return cls(
             directory=directory,
@@ -526,14 +527,6 @@ def _missing(folder: Path) -> list[str]:
 
 def _maker(model: Path) -> str:
     return f"opgrad artifacts {quote(str(model))} --loss LOSS"
-
-
-def _specs(graph: onnx.GraphProto, what: str) -> dict[str, TensorSpec]:
-    """The inputs of a graph by name. what: for messages."""
-    try:
-        return {value.name: tensor_spec(value) for value in graph.input}
-    except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
 
 
 def tensor_spec(value: onnx.ValueInfoProto, texts: bool = False) -> TensorSpec:

@@ -102,23 +102,18 @@ def read_shared(source: Source) -> Fed:
     return (read_model(source), {}) if isinstance(source, bytes) else shared(*read_apart(Path(source)))
 
 
-def shared(model: onnx.ModelProto, values: Mapping[str, Held]) -> Fed:
+def shared(model: onnx.ModelProto, values: Mapping[str, Held], every: bool = False) -> Fed:
     """A copy of a model for a session, and the values of initializers that became inputs of it, by name.
 
     Huge placeholders that are large in all become inputs, whose memory sessions share. values: of all placeholders.
+    every: whether all become inputs.
     """
     held = {each.name: values[each.name] for each in model.graph.initializer if is_placeholder(each)}
-    huge = {name: each for name, each in held.items() if nbytes_of(each) > HUGE}
-    if sum(map(nbytes_of, huge.values())) < SHARED_FROM:
+    huge = {name: each for name, each in held.items() if every or nbytes_of(each) > HUGE}
+    if not every and sum(map(nbytes_of, huge.values())) < SHARED_FROM:
         return attached(model, held), {}
     small = {name: each for name, each in held.items() if name not in huge}
     return with_inputs(attached(model, small)), {name: array_of(each) for name, each in huge.items()}
-
-
-def inputs_of_all(model: onnx.ModelProto, values: Mapping[str, Held]) -> Fed:
-    """`shared` with all placeholders as inputs."""
-    held = sorted(each.name for each in model.graph.initializer if is_placeholder(each))
-    return with_inputs(model), {name: array_of(values[name]) for name in held}
 
 
 def _is_large(tensor: TensorProto) -> bool:
