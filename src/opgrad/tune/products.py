@@ -135,8 +135,8 @@ class _ProductSearch:
     def _dynamic(self, node: onnx.NodeProto) -> WeightProduct | None:
         """A product of bytes whose operand is quantized while it runs: from the floats before that to those behind."""
         operand, weight = self._graph.maker(node.input[0], "DynamicQuantizeLinear"), node.input[1]
-        cast, sizes = self._reader(node.output[0], "Cast"), self._graph.known(weight)
-        scaled = None if cast is None else self._reader(cast.output[0], "Mul")
+        cast, sizes = self._graph.reader(node.output[0], "Cast"), self._graph.known(weight)
+        scaled = None if cast is None else self._graph.reader(cast.output[0], "Mul")
         if operand is None or scaled is None or weight not in self._graph.initializers or len(sizes or ()) != 2:
             return None
         inputs, outputs = sizes or (0, 0)
@@ -145,11 +145,6 @@ class _ProductSearch:
             weight=weight, inputs=inputs, outputs=outputs, bits=8, trainable=False, module=module_path(node) or "",
             bias=self._bias(scaled),
         )  # fmt: skip
-
-    def _reader(self, name: str, op: str) -> onnx.NodeProto | None:
-        """The only reader of a value, if it is this operator."""
-        found = self._graph.readers.get(name, [])
-        return found[0] if len(found) == 1 and found[0].op_type == op else None
 
     def _bias(self, node: onnx.NodeProto) -> str:
         place = facts_of(node).bias

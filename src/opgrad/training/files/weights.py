@@ -20,11 +20,8 @@ from opgrad.training.files.checkpoint_tables import Damaged
 METADATA = "__metadata__"
 LENGTH = 8  # bytes of the number with the header's length, at the beginning of a file
 LARGEST_HEADER = 100_000_000  # the most bytes of a header by the format's definition
-DTYPES: dict[str, np.dtype[Any]] = {
-    f"{kind}{8 * size}": np.dtype(f"<{kind.lower()}{size}")
-    for kind, sizes in (("F", (8, 4, 2)), ("I", (8, 4, 2, 1)), ("U", (1,)))
-    for size in sizes
-}
+KINDS = ("F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8")
+DTYPES: dict[str, np.dtype[Any]] = {each: np.dtype(f"<{each[0].lower()}{int(each[1:]) // 8}") for each in KINDS}
 DTYPES |= {"BOOL": np.dtype(np.bool_), "BF16": np.dtype(ml_dtypes.bfloat16).newbyteorder("<")}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -56,25 +56,20 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
     held = {each.name: each for each in graph.initializer}
     given = {each.name: each for each in graph.input}
     for name, array in checkpoint.parameters.items():
-        found = tensor_of(name, array)
-        tensor = held.get(name)
-        if tensor is not None:
-            kind, dims = tensor.data_type, list(tensor.dims)
-        elif name in given:
-            declared = given[name].type.tensor_type
-            kind, dims = declared.elem_type, [each.dim_value for each in declared.shape.dim]
-        else:
+        if name in given and name not in held:
+            kind = given[name].type.tensor_type
+            sizes = [each.dim_value for each in kind.shape.dim]
+            held[name] = graph.initializer.add(name=name, data_type=kind.elem_type, dims=sizes)
+            graph.input.remove(given[name])
+        if name not in held:
             raise ValueError(f"the checkpoint has {name!r}, which is no initializer and no input of the model")
-        if kind != found.data_type or dims != list(found.dims):
+        found, own = tensor_of(name, array), held[name]
+        if own.data_type != found.data_type or own.dims != found.dims:
             raise ValueError(
                 f"the checkpoint's {name!r} has type {found.data_type} and shape {tuple(found.dims)}, "
-                f"expected {kind} and {tuple(dims)}, as the model has it"
+                f"expected {own.data_type} and {tuple(own.dims)}, as the model has it"
             )
-        if name in held:
-            held[name].CopyFrom(found)
-        else:
-            graph.initializer.append(found)
-            graph.input.remove(given[name])
+        own.CopyFrom(found)
 
 
 class TrainingBlock(Block):

@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
@@ -19,11 +18,10 @@ from opgrad.training.engine.memory import Flat, zeros_like
 from opgrad.training.engine.trainer import BATCH_ROWS, Trainer
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.files.dataset import Examples
-from opgrad.training.run.metrics import EpochMetrics, best_epoch, logged, write_csv
+from opgrad.training.run.metrics import EpochMetrics, Log, best_epoch, logged, write_csv
 from opgrad.training.run.recipe import Recipe, Schedule
 from opgrad.training.run.state import BEST, LAST, PROPERTY, RunState
 
-CHUNK = 1 << 20  # how many numbers are checked at a time
 # Rows done, rows in all, loss of the batches of the step, validation loss of the epoch before, rows in a second.
 Progress = Callable[[int, int, float, float | None, float], None]
 
@@ -127,7 +125,8 @@ class Fit:
         self._schedule = Schedule(recipe.learning_rate, recipe.schedule, recipe.warmup, steps)
         self._mean = GradientMean(trainer.gradients.flat) if recipe.accumulate > 1 else None
         self._processes, self._all_stop, self._validation_batch = processes, False, validation_batch
-        self._loggers, self._log = loggers, _no_log
+        self._loggers = loggers
+        self._log: Log = lambda *_: None
         self._whole = processes.size > 1 and trainer.artifacts.batch_rows is not None
         if self._whole and recipe.accumulate < processes.size:
             raise ValueError(
@@ -147,7 +146,7 @@ class Fit:
         state = self.state
         if self._processes.is_group and not state.steps:
             self._write(LAST)  # a restart goes on from it if a process is lost before the first epoch ends
-        logs = logged(self.output, self._loggers, state.steps) if self._processes.is_first else nullcontext(_no_log)
+        logs = logged(self.output, self._loggers, state.steps) if self._processes.is_first else nullcontext(self._log)
         with _deferred_interrupt() as interrupt, logs as self._log:
             while len(state.history) < self._recipe.epochs and not state.stopped_early:
                 self._train(progress, interrupt)
@@ -250,11 +249,10 @@ class Fit:
         A loss may be NaN although all parameters are finite, such as the mean over a batch with only ignored labels.
         """
         state = self.state
-        for wrong in self.trainer.artifacts.trainable:
-            flat = self.trainer.parameters[wrong].reshape(-1)
-            if not all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK)):
-                break
-        else:
+        arrays = ((name, self.trainer.parameters[name]) for name in self.trainer.artifacts.trainable)
+        ends = ((name, [each.min(initial=0), each.max(initial=0)]) for name, each in arrays)  # NaN where one is NaN
+        wrong = next((name for name, both in ends if not np.isfinite(both).all()), None)
+        if wrong is None:
             return
         epoch, rate = len(state.history), self._schedule.at(state.steps - 1)
         best = best_epoch(state.history)
@@ -300,10 +298,6 @@ class Fit:
                 write_csv(self.state.history, self.output / "metrics.csv")
 
         self._processes.on_first(work)
-
-
-def _no_log(*_: Any) -> None:
-    """Write no figures."""
 
 
 class GradientMean:

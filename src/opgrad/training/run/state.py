@@ -3,11 +3,10 @@
 import json
 import math
 import zlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -19,24 +18,8 @@ from opgrad.training.run.recipe import Recipe, is_count
 PROPERTY = "opgrad.run"  # of the checkpoint, a JSON text
 FORMAT = 1
 MOST = 2**62
-# The fields of a state and of an epoch: the least and the most of whole numbers, True for times and the like, which are
-# finite and not below 0, False for numbers that may be none or infinite, None for those that may also be missing.
-Kinds: TypeAlias = Mapping[str, tuple[int, int] | bool | None]
-FIELDS: Kinds = {
-    "data": (0, 2**32 - 1),
-    "threads": (1, 4096),
-    **dict.fromkeys(("steps", "optimizer_steps", "rows", "batches"), (0, MOST)),
-    "loss_sum": False,
-    "seconds": True,
-    "initial_loss": None,
-}
-EPOCH: Kinds = {
-    "epoch": (1, MOST),
-    "steps": (0, MOST),
-    **dict.fromkeys(("learning_rate", "seconds", "samples_per_second"), True),
-    "train_loss": False,
-    **dict.fromkeys(("validation_loss", "validation_accuracy"), None),
-}
+TIMES = ("learning_rate", "seconds", "samples_per_second")  # and the like: finite, and not below 0
+MOST_THREADS = 4096
 LAST, BEST = "last.checkpoint", "best.checkpoint"
 
 
@@ -99,10 +82,12 @@ class RunState:
 
 def _check(state: RunState, what: str) -> None:
     """Raise ValueError unless every field of a state has a value that a run may have had. what: for messages."""
-    _check_fields(state, FIELDS, what)
+    _check_fields(state, what)
+    if not 1 <= state.threads <= MOST_THREADS:
+        raise ValueError(f"{what}: threads is {state.threads}, expected a whole number from 1 to {MOST_THREADS}")
     steps = 0
     for number, epoch in enumerate(state.history, 1):
-        _check_fields(epoch, EPOCH, f"{what}: epoch {number}")
+        _check_fields(epoch, f"{what}: epoch {number}")
         if epoch.epoch != number or epoch.steps < steps:
             raise ValueError(f"{what}: epoch {number} has the number {epoch.epoch} and ends at step {epoch.steps}")
         steps = epoch.steps
@@ -114,15 +99,18 @@ def _check(state: RunState, what: str) -> None:
         raise ValueError(f"{what}: batches is {state.batches}, expected the batches of {state.rows} rows")
 
 
-def _check_fields(values: object, fields: Kinds, what: str) -> None:
-    for name, kind in fields.items():
-        value = getattr(values, name)
-        if isinstance(kind, tuple):
-            right, expected = is_count(value, *kind), f"a whole number from {kind[0]} to {kind[1]}"
-        else:
+def _check_fields(values: RunState | EpochMetrics, what: str) -> None:
+    """Raise ValueError unless fields of numbers have some; whole ones are not below 0."""
+    for name, kind in type(values).__annotations__.items():
+        value, is_time = getattr(values, name), name in TIMES
+        if kind is int:
+            right, expected = is_count(value, 0, MOST), f"a whole number from 0 to {MOST}"
+        elif kind in (float, float | None):
             number = isinstance(value, float) or is_count(value, -MOST, MOST)
-            right = (number and (not kind or 0 <= value < math.inf)) or (value is None and kind is None)
-            expected = "a number of at least 0" if kind else "a number"
+            right = (number and (not is_time or 0 <= value < math.inf)) or (value is None and kind is not float)
+            expected = "a number of at least 0" if is_time else "a number"
+        else:
+            continue
         if not right:
             raise ValueError(f"{what}: {name} is {value!r}, expected {expected}")
 
