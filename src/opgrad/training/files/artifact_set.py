@@ -394,8 +394,10 @@ class ArtifactSet:
         training, values = read_apart(training_model)
         if not training.graph.output:
             raise ValueError(f"{what} has no outputs, expected the loss")
-        with naming(what):
+        try:
             specs = {value.name: tensor_spec(value) for value in training.graph.input}
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}") from None
         check_parameters(specs, checkpoint.trainable, checkpoint.frozen)
         gradients = without_accumulators(training, what)
         evaluation, others = read_apart(eval_model)
