@@ -211,7 +211,7 @@ def prepare(
         weights = list(dict.fromkeys([*named, *matched]))
         if shared := {name: layers for name, layers in candidates.shared.items() if name in weights}:
             notes.append(shared_note(shared, "trained", "let these differ before the export"))
-        notes += [turned_note(*each).partition(";")[0] for each in candidates.turned(weights)]
+        notes += [turned_note(*each) for each in candidates.turned(weights)]
         notes += [torn_note(*each) for each in torn_layers(candidates, matched, weights)]
     names, stored = [*values, *weights], _widen(model, weights, base.values)
     trained, inputs = task.with_loss(replace(base, model=model), weights, form, plain)
