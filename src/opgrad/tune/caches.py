@@ -225,13 +225,15 @@ class _Past:
 
 
 STARTS, PLACES = "starts", "places"  # inputs: where examples begin, [1, n + 1], and the places of their tokens, [1, L]
+# Operators with a state that tokens of a row hand on, whatever their weights are.
+MIXING = ("LSTM", "GRU", "RNN", "Scan", "Loop", "CumSum", "CausalConvWithState", "LinearAttention")
 
 
 def packed_rows(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
     """The graph for one row of several examples, with the inputs `starts` and `places`.
 
-    Raises NotImplementedError without an operator of causal attention. Where tokens act on others in other ways, too,
-    losses differ from those of rows apart, see `AdaptedModel.check_sight`.
+    Raises NotImplementedError without an operator of causal attention, or with one that hands a state on. Where tokens
+    act on others in other ways, losses differ from those of rows apart, see `AdaptedModel.check_sight`.
     """
     graph = Graph(copied(model))
     body = GraphBody(graph.opset, graph.taken)
@@ -253,6 +255,11 @@ def packed_rows(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
             graph.substitute(node, [*made, mask])
             continue
         if write is None:
+            if node.op_type in MIXING and node.output[0] not in own:
+                raise NotImplementedError(
+                    f"{what}: {node.op_type} (node {node.name!r}) lets the tokens of a row act on each other; examples "
+                    "can be packed where operators of attention alone do"
+                )
             continue
         body.scope(node.name or node.op_type)
         starts, places = (Value(body, name, TensorProto.INT64, [1, None]) for name in (STARTS, PLACES))
