@@ -89,7 +89,7 @@ def scan_counts(parts, count, size, counts, starts, hot):
 
 AHEAD: Final = 16  # addends between a prefetch and its use
 WIDE: Final = 4  # vectors of a slice that are summed at once: eight registers
-SINGLE: Final = 8  # slices shorter than this are summed element by element
+SINGLE: Final = 5  # slices shorter than this are summed element by element
 LONGEST_AHEAD: Final = 1024  # the most elements of a slice that are prefetched at once
 
 
