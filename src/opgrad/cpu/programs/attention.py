@@ -18,6 +18,7 @@ from opgrad.cpu.kernels.attention import forward
 from opgrad.cpu.kernels.rotary import turn
 from opgrad.cpu.kernels.softmax.rows import soften, soften_back, sum_parts
 from opgrad.cpu.programs.building import ProductSteps, ProgramSteps, row_sizes
+from opgrad.cpu.programs.fusing import PLAIN
 from opgrad.cpu.programs.indexing import check_indices
 from opgrad.cpu.programs.softmax import softmax, softmax_grad
 from opgrad.cpu.runtime.plan import Address, Program, Scratch, ceil_div, round_up
@@ -313,10 +314,6 @@ rotary_embedding = partial(_turning, operator="rotary_embedding", source="x", ta
 rotary_embedding_grad = partial(_turning, operator="rotary_embedding_grad", source="dy", target="dx", sign=-1.0)
 
 ORDER: Final = (0, 1, 2)
-ATTRIBUTES: Final[Mapping[str, Any]] = {
-    "axis": (2,), "logit_scale": 1.0, "result_scale": 1.0, "out_scale": 1.0, "dropout": None, "post_ops": (),
-    "inf_as_zero": False, "accumulation": "any",
-}  # fmt: skip
 ROWS: Final = 192  # of a tile of attention's scores
 FEWEST_UNITS: Final = 16  # into which attention is cut, if there are keys enough
 
@@ -333,7 +330,11 @@ def _as_rows(problem: Problem, shape: Shape, repeated: Mapping[str, int], **attr
     specs = {name: spec(name, original) for name, original in problem.specs.items()}
     sizes = {"outer": shape[0] * shape[1], "n": shape[2], "inner": 1}
     return replace(
-        problem, **sizes, specs=specs, orders=dict.fromkeys(specs, ORDER), attributes={**ATTRIBUTES, **attributes}
+        problem,
+        **sizes,
+        specs=specs,
+        orders=dict.fromkeys(specs, ORDER),
+        attributes={"axis": (2,), **PLAIN, **attributes},
     )
 
 

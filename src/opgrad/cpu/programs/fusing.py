@@ -31,9 +31,20 @@ from opgrad.cpu.programs.building import ProgramSteps
 from opgrad.cpu.programs.layout import Limits, gradient_limits, keeps_column, layout_of, spare_columns, units_of
 from opgrad.cpu.runtime.plan import Program, Scratch, Step, shared_out, streams
 from opgrad.ops.reference.dropout import keep_threshold, kept_scale
-from opgrad.ops.reference.primitive import STATE, Applied, gradient_name
+from opgrad.ops.reference.primitive import SCALARS, STATE, Applied, gradient_name
 
 LEAST: Final = 1e-37
+# The attributes with which a call is a plain one.
+PLAIN: Final[Mapping[str, Any]] = {**SCALARS, "dropout": None, "post_ops": (), "accumulation": "any"}
+
+
+def plain_rows(problem: Problem) -> Problem:
+    """A plain problem of rows, with the attributes of a call that has none."""
+    specs = {}
+    for name, spec in problem.specs.items():
+        strides = problem[name].outer * spec.dtype.itemsize, spec.dtype.itemsize
+        specs[name] = replace(spec, shape=(problem.outer, problem.n), strides=strides)
+    return replace(problem, specs=specs, orders=dict.fromkeys(specs, (0, 1)), attributes={"axis": (1,), **PLAIN})
 
 
 def formulas_of_call(problem: Problem) -> tuple[list[Applied], ...]:

@@ -36,7 +36,6 @@ PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
             "rows": rows.gradient_rows(operator),
             "columns": columns.gradient_columns(operator),
             **columns.gradient_transposed(operator),
-            "split": split.gradient(operator),
         }
         for operator in GRADIENTS
     },
@@ -68,6 +67,8 @@ def _program(operator: str, problem: Problem) -> Program:
         return fusing.program(operator, problem)
     if not problem.outer * problem.n * problem.inner:
         return Program(())
+    if operator in GRADIENTS and problem.inner == 1 and layouts.few(problem.outer, problem.n):
+        return fusing.program(operator, fusing.plain_rows(problem))
     steps = ProgramSteps(problem)
     (_forward if operator in FORWARD else _gradient)(steps, operator)
     return steps.program()
@@ -127,7 +128,4 @@ def _gradient(steps: ProgramSteps, operator: str) -> None:
     operands = {name: problem[name] for name in ("dy", "y", "dx")}
     loops = layouts.loops_of(problem, layout, "dx", stream, layouts.gradient_lanes(problem, layout), **operands)
     kernel = kernels[layout]
-    if layout == "split":
-        steps.steps += fusing.split_steps(steps, kernel, loops.units, dict(loops.arguments))
-        return
     steps.add_loops(loops, kernel, **memory, **_memory(steps, kernel, layout, loops.lanes))

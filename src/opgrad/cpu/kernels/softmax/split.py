@@ -9,12 +9,11 @@ from typing import Any, Final, NamedTuple
 from opgrad.cpu.compiler import simd as v
 from opgrad.cpu.compiler.decorators import Kernel, inline, kernel
 from opgrad.cpu.compiler.parameters import Rows, Units
-from opgrad.cpu.compiler.simd import Vector
 from opgrad.cpu.compiler.words import load_f64, store_f64
 from opgrad.cpu.kernels.loops import rows as loops
 from opgrad.cpu.kernels.loops.fold import BLOCK
 from opgrad.cpu.kernels.loops.map import mapped
-from opgrad.cpu.kernels.softmax.reductions import GRADIENTS, SoftmaxReduction, of_rows
+from opgrad.cpu.kernels.softmax.reductions import SoftmaxReduction, of_rows
 
 STATS: Final = 3  # float64 numbers of each block, and of each row: the largest element, and two that make the sums
 
@@ -134,38 +133,3 @@ def forward(operator: str) -> tuple[Kernel, Kernel, Kernel]:
             write(ys, 0, size, stream, (xs,), (numbers_of(xs, total, row, 0), v.is_fine(xs)))
 
     return split_sums, split_rows, split_results
-
-
-def gradient(operator: str) -> tuple[Kernel, Kernel]:
-    """The two steps: the sums of blocks, and the blocks of dx, for which the sums of a row's blocks are added up."""
-    term, formula = GRADIENTS[operator]
-    write = mapped(formula)
-
-    @inline
-    def term_at(arrays, i: int, whole: bool, mask, numbers) -> Vector:
-        dy, y = arrays
-        if whole:
-            v.prefetch(dy, i + loops.AHEAD)
-            v.prefetch(y, i + loops.AHEAD)
-            return term(v.load(dy, i), v.load(y, i))
-        return v.select(mask, term(v.load_masked(dy, i, mask, 0.0), v.load_masked(y, i, mask, 0.0)), 0.0)
-
-    add_up = loops.row_sum_of(term_at, loops.no_step)
-
-    @kernel
-    def split_gradient_sums(units: Units, blocks, n, dy: Rows, y: Rows, partial):
-        for unit in units:
-            row, begin, size = block_of(unit, blocks, n)
-            arrays = dy.data + (row * dy.step + begin), y.data + (row * y.step + begin)
-            s, _ = add_up(dy.data, size, arrays, (), loops.no_row(dy.data, size, (), ()))
-            store_f64(partial, unit, s)
-
-    @kernel
-    def split_gradient_results(units: Units, blocks, n, dy: Rows, y: Rows, dx: Rows, partial, stream):
-        for unit in units:
-            row, begin, size = block_of(unit, blocks, n)
-            arrays = dy.data + (row * dy.step + begin), y.data + (row * y.step + begin)
-            s = sum_of_blocks(dy.data, partial, row, blocks)
-            write(dx.data + (row * dx.step + begin), 0, size, stream, arrays, (s,))
-
-    return split_gradient_sums, split_gradient_results
