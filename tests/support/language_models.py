@@ -137,6 +137,20 @@ def make_model(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+def add_behind_table(model: onnx.ModelProto, nodes: str) -> None:
+    """Let y, which nodes in ONNX's text compute of the table's rows x, stand in the place of these."""
+    graph = onnx.parser.parse_graph(f"g (float[b, l, 32] x) => (float[b, l, 32] y) {{ {nodes} }}")
+    constants = {"zero": np.array(0), "one": np.array(1), "ends": np.array([0, 2])}
+    constants["w"] = np.random.default_rng(0).normal(size=(32, 1, 3)).astype(np.float32)
+    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in constants.items())
+    renamed = {model.graph.node[0].output[0]: "y"}
+    for node in model.graph.node:
+        node.input[:] = [renamed.get(each, each) for each in node.input]
+    model.graph.node[0].output[0] = "x"
+    for place, node in enumerate(graph.node, 1):
+        model.graph.node.insert(place, node)
+
+
 def packed(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Numbers of so many bits along the last axis in bytes, the lowest bits first."""
     parts = 8 // bits

@@ -201,6 +201,8 @@ class _Past:
                 turned = given.get("perm", range(len(order))[::-1])
                 self._follow(node.output[0], [order[axis] for axis in turned])
             elif node.op_type == "Concat":
+                if any(each.op_type == "Conv" for each in self._graph.readers.get(node.output[0], [])):
+                    continue  # a state of what the kernel reads before the first token
                 self.axis = order[given["axis"] % len(order)]
                 for other in set(node.input) - {name}:
                     for axis, size in zip(order, self._graph.sizes(other) or [None] * len(order), strict=True):

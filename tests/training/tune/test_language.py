@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from halved_models import KINDS
-from language_models import WORDS, Writer, make_folder, make_model
+from language_models import WORDS, Writer, add_behind_table, make_folder, make_model
 from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.onnxruntime import InferenceSession
@@ -79,6 +79,21 @@ def test_axis_of_the_past_follows_from_the_graph(tmp_path, order, kind):
     feeds = {each.name: nothing for each in model.graph.input if each.name.startswith("past")}
     whole = run(model, input_ids=tokens, cache_position=np.arange(7), **feeds)
     np.testing.assert_allclose(run(base.model, input_ids=tokens), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_states_of_convolutions_are_zeros(tmp_path):
+    """A cache of keys is empty; a convolution reads as many tokens before the first as its kernel does."""
+    found = []
+    for nodes in ("c = Concat<axis = 2>(past_conv, t)  v = Conv<group = 32>(c, w)",
+                  "v = Conv<group = 32, pads = [2, 0]>(t, w)"):  # fmt: skip
+        model = make_model(SIZE)
+        state = helper.make_tensor_value_info("past_conv", TensorProto.FLOAT, ["batch_size", 32, 2])
+        model.graph.input.extend([state] if "past" in nodes else [])
+        turned = "Transpose<perm = [0, 2, 1]>"
+        add_behind_table(model, f"t = {turned}(x)  {nodes}  e = {turned}(v)  y = Add(x, e)")
+        onnx.save(model, tmp_path / "model.onnx")
+        found.append(run(read(tmp_path / "model.onnx").model, input_ids=np.arange(14).reshape(2, 7)))
+    np.testing.assert_allclose(*found, rtol=1e-6)
 
 
 def test_caches_that_are_not_understood(tmp_path):

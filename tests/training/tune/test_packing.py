@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import onnx
 import pytest
-from language_models import make_folder, write_lines
+from language_models import add_behind_table, make_folder, write_lines
 from onnx import helper, numpy_helper
 
 pytest.importorskip("tokenizers")
@@ -110,16 +110,7 @@ PLACES = {  # what is computed behind the table, and why examples cannot be pack
 @pytest.mark.parametrize("nodes", PLACES)
 def test_tokens_that_know_their_place_in_a_row_or_see_others(tmp_path, data, nodes):
     model = onnx.load(make_folder(tmp_path) / "model.onnx")
-    graph = onnx.parser.parse_graph(f"g (float[b, l, 32] x) => (float[b, l, 32] y) {{ {nodes}  y = Add(x, e) }}")
-    constants = {"zero": np.array(0), "one": np.array(1), "ends": np.array([0, 2])}
-    constants["w"] = np.random.default_rng(0).normal(size=(32, 1, 3)).astype(np.float32)
-    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in constants.items())
-    renamed = {"/model/embed_tokens/Gather/output_0": "y"}
-    for node in model.graph.node:
-        node.input[:] = [renamed.get(each, each) for each in node.input]
-    model.graph.node[0].output[0] = "x"
-    for place, node in enumerate(graph.node, 1):
-        model.graph.node.insert(place, node)
+    add_behind_table(model, f"{nodes}  y = Add(x, e)")
     onnx.save(model, tmp_path / "model.onnx")
     Tuner(tmp_path).fit(data, tmp_path / "apart", batch_size=5)
     with pytest.raises(NotImplementedError, match=why) if (why := PLACES[nodes]) else contextlib.nullcontext():
