@@ -103,9 +103,9 @@ def test_rows_of_every_layout(name, dtype, rng, streaming):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ROWS)
 def test_interleaved_columns(name, dtype, rng, streaming):
-    """Few columns side by side, written anywhere, and with gaps between their lines."""
+    """Few columns side by side, short and long, written anywhere, and with gaps between their lines."""
     op, dtype = operators()[name], DTYPES[dtype]
-    for shape in ((8, 5, 2), (33, 24, 3), (50, 7, 4), (17, 31, 8), (300, 1, 2)):
+    for shape in ((8, 5, 2), (33, 24, 3), (50, 7, 4), (17, 31, 8), (300, 1, 2), (3, 131, 17), (9, 1400, 3)):
         arguments = sample(op, shape, dtype.name, rng, axis=1)
         (expected,) = check(op, arguments)
         for offset in {0, 1, 4, LINE // dtype.itemsize - 1}:

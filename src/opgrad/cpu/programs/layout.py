@@ -4,6 +4,7 @@ rows        vectors run along the reduced axis, which is contiguous
 columns     vectors run along the axes behind the reduced one: strip by strip, or in panels of neighbouring strips
 transposed  rows too short for vectors: as many rows as a vector has lanes are transposed into columns
 interleaved columns with few elements behind the reduced axis: together they are a row that is transposed
+periodic    the same where that row is long: vectors run along it, and repeat the columns in their lanes
 groups      short rows: as many at a time as a vector has lanes, so that the work for each row is done in one vector
 split       few long rows: the blocks of a row are reduced by different threads, combined, and written by threads again
 
@@ -57,6 +58,8 @@ class Limits:
     grouped: int = 0
 
 
+PERIODIC: Final = 2  # vectors of columns from which on strips are better than periods
+PERIODS: Final = 4  # of the shortest columns that are computed in periods
 LOSS: Final = Limits(transposed=64)
 LOSS_ALONE: Final = Limits(transposed=96)  # more than LOSS, since no result is transposed back
 
@@ -163,11 +166,18 @@ def layout_of(problem: Problem, kernels: Collection[str], limits: Limits = Limit
 
 
 def columns_layout(problem: Problem, columns: int, longest: int) -> str:
-    """The layout of columns: interleaved if there are at most `columns`, and make up rows without gaps of at most
-    `longest` elements; kernels/softmax/columns.py has the times behind these limits."""
-    operands = [each for each in problem.operands.values() if each is not None]
-    fits = problem.outer >= FEWEST_ROWS and problem.inner <= columns and problem.n * problem.inner <= longest
-    return "interleaved" if fits and all(each.n == problem.inner for each in operands) else "columns"
+    """The layout of columns. Those without gaps are interleaved if there are at most `columns`, and make up rows of at
+    most `longest` elements; else long ones are periodic, unless their lines are whole lines of the cache, which strips
+    write past it. kernels/softmax/columns.py has the times behind these limits."""
+    operands = {name: each for name, each in problem.operands.items() if each is not None}
+    if any(each.n != problem.inner for each in operands.values()):
+        return "columns"
+    if problem.outer >= FEWEST_ROWS and problem.inner <= columns and problem.n * problem.inner <= longest:
+        return "interleaved"
+    width, items = vector_lanes(precision(problem)), {problem.specs[name].dtype.itemsize for name in operands}
+    are_lines = all(problem.inner * item % CACHE_LINE == 0 for item in items)
+    few_columns = problem.inner < PERIODIC * width and not are_lines
+    return "periodic" if few_columns and problem.n >= PERIODS * width else "columns"
 
 
 def few(rows: int, n: int) -> bool:
@@ -224,7 +234,7 @@ def units_of(problem: Problem, layout: str, width: int, spare: int) -> tuple[int
         return problem.outer * blocks, {"blocks": blocks}
     if layout in ("transposed", "groups", "interleaved"):
         return ceil_div(problem.outer, width), {"count": problem.outer, "inner": problem.inner}
-    return problem.outer, {}
+    return problem.outer, {"inner": problem.inner}
 
 
 def spare_columns(problem: Problem, result: str, stream: bool) -> int:

@@ -26,6 +26,7 @@ PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
             "rows": rows.forward_rows(operator),
             "columns": columns.forward_columns(operator, is_kept=operator == "softmax"),
             **columns.forward_transposed(operator),
+            "periodic": columns.forward_periodic(operator, is_kept=operator == "softmax"),
             "groups": rows.forward_groups(operator),
             "split": split.forward(operator),
         }
@@ -36,13 +37,17 @@ PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
             "rows": rows.gradient_rows(operator),
             "columns": columns.gradient_columns(operator),
             **columns.gradient_transposed(operator),
+            "periodic": columns.gradient_periodic(operator),
         }
         for operator in GRADIENTS
     },
 }
 
 IN_RESULT: Final = {operator: rows.forward_in_result(operator) for operator in FORWARD}
-LONG_COLUMNS: Final = columns.forward_columns("softmax", is_kept=False)
+RECOMPUTED: Final = {
+    "columns": columns.forward_columns("softmax", is_kept=False),
+    "periodic": columns.forward_periodic("softmax", is_kept=False),
+}
 PANELS: Final = {operator: columns.forward_panels(operator) for operator in FORWARD}
 
 
@@ -90,8 +95,9 @@ def _forward(steps: ProgramSteps, operator: str) -> None:
         steps.add_loops(loops, PANELS[operator], panel=panel, kept=kept)
         return
     kept = operator == "softmax"
-    if kept and layout == "columns" and not layouts.keeps_column(problem.n, loops.lanes):
-        kernel, kept = LONG_COLUMNS, False
+    side_by_side = {"columns": loops.lanes, "periodic": problem.inner}.get(layout, 0)
+    if kept and not layouts.keeps_column(problem.n, side_by_side):
+        kernel, kept = RECOMPUTED[layout], False
     # Rows through the cache: lines of the result are fetched early. Exponentials wait there where they lose no digits.
     if layout == "rows" and not stream and (not kept or problem["y"].dtype == steps.workspace.precision):
         kernel = IN_RESULT[operator]
@@ -105,10 +111,16 @@ def _memory(steps: ProgramSteps, kernel: Kernel, layout: str, width: int, kept: 
     """
     n, private = steps.problem.n, steps.workspace.private
     size, of_row, of_strip = n * steps.problem.inner, (n + width) * kept, n * width * kept
+    period = steps.problem.inner * width
     sizes = {
         "rows": {"e": of_row, "done": of_row, "buffer": buffer_size(steps.item)},
         "columns": {"e": of_strip, "done": of_strip},
         "groups": {"tile": group_tiles(width), "e": of_row * width},
+        "periodic": {
+            "e": (size + period) * kept,
+            **dict.fromkeys(("rest", "largest", "total"), period),
+            **dict.fromkeys(("first", "second"), 2 * period),
+        },
         "transposed": {
             **dict.fromkeys(("tile", "dy_tile", "y_tile"), tile_size(size, width)),
             "buffer": group_size(size * width, steps.item),
