@@ -351,6 +351,13 @@ def tuning(root: Path, _: Path) -> str:
     return table(json.loads((root / TUNING).read_text(encoding="utf-8")))
 
 
+def tuning_nodes(root: Path, _: Path) -> str:
+    """Where the time of a fine-tuning's step goes."""
+    from tune_table import nodes_table
+
+    return nodes_table(json.loads((root / TUNING).read_text(encoding="utf-8")))
+
+
 def embedding(root: Path, _: Path) -> str:
     """How fast an embedding model trains, beside sentence-transformers."""
     from embed_table import table
@@ -422,6 +429,7 @@ PARTS: dict[str, Callable[[Path, Path], str]] = {
     "headlines": headlines,
     "speed": speed,
     "tuning": tuning,
+    "tuning-nodes": tuning_nodes,
     "embedding": embedding,
     "cuda-speed": cuda_speed,
 }

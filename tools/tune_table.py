@@ -2,6 +2,7 @@
 
     python tools/tune_table.py speed  --peft-python PYTHON NAME ONNX_FOLDER HF_FOLDER
     python tools/tune_table.py losses --peft-python PYTHON NAME ONNX_FOLDER HF_FOLDER
+    python tools/tune_table.py nodes  --peft-python PYTHON NAME ONNX_FOLDER HF_FOLDER
 
 PYTHON is an interpreter with torch, transformers and peft; ONNX_FOLDER a model as onnxruntime-genai's builder wrote it
 of HF_FOLDER, a model of transformers. Each run adds its figures to the file. Everything is measured in a process of its
@@ -9,6 +10,7 @@ own, with all cores; `make tables` writes the table.
 """
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -26,6 +28,13 @@ RESULT = ROOT / "bench" / "tuning.json"
 LENGTH, RANK, ALPHA, TARGETS, RATE = 512, 8, 16, ("q_proj", "v_proj"), 1e-3
 SHORT, STEPS = (2, 32), 50  # the batches whose losses are compared
 SECONDS = 40  # of a measurement of speed, after the first step
+PROFILE, PROFILED = "OPGRAD_PROFILE", 5  # a variable: where onnxruntime writes the times of nodes; steps that count
+# Operators whose times are told together; what is not listed is the rest.
+GROUPS = {
+    "products with weights": ("MatMul", "FusedMatMul", "Gemm", "MatMulNBits", "QuantizedMatMulGrad"),
+    "attention": ("GroupQueryAttention", "AttentionTraining", "AttentionGrad", "RotaryEmbeddingTraining"),
+    "scores and loss": ("LinearCrossEntropyLoss", "LinearCrossEntropyLossAndGrad", "SoftmaxCrossEntropyLossAndGrad"),
+}
 
 
 def tokens(shape: tuple[int, ...], step: int) -> np.ndarray:
@@ -57,6 +66,8 @@ class OfOpgrad:
             peft.write(Path(folder), tuner.adapted.base, tuner.adapters, tuner.values)
             write_base(tuner, Path(folder) / "base")
         options = session_options(get_num_threads(), patterns=False)  # as those of `Tuner.fit`
+        if PROFILE in os.environ:
+            options.enable_profiling, options.profile_file_prefix = True, os.environ[PROFILE]
         self.trainer = Trainer(tuner.adapted.setting(*shape).artifacts, RATE, options)
 
     def step(self, rows: np.ndarray) -> float:
@@ -123,8 +134,14 @@ class OfPeft:
 
 def measure(side: str, what: str, model: str, folder: str, more: str) -> None:
     """Run one side: print its speed, or write its losses and gradients into a folder."""
-    shape = (1, LENGTH) if what == "speed" else SHORT
-    run = OfOpgrad(model, shape, folder, more) if side == "opgrad" else OfPeft(model, side, folder, more)
+    shape = SHORT if what == "losses" else (1, LENGTH)
+    if what == "nodes":
+        os.environ[PROFILE] = str(Path(folder) / "profile")
+    run = (
+        OfOpgrad(model, shape, folder if what == "losses" else "", more)
+        if side == "opgrad"
+        else OfPeft(model, side, folder, more)
+    )
     if what == "losses":
         losses, gradients = [], {}
         for step in range(STEPS):
@@ -134,12 +151,37 @@ def measure(side: str, what: str, model: str, folder: str, more: str) -> None:
         np.savez(Path(folder) / f"{side}.npz", losses=losses, **gradients)
         return
     run.step(tokens(shape, 0))
+    if what == "nodes":
+        print(json.dumps(times_of_nodes(run, shape, Path(folder))))
+        return
     times: list[float] = []
     while sum(times) < SECONDS and len(times) < 10:
         before = time.perf_counter()
         run.step(tokens(shape, len(times) + 1))
         times.append(time.perf_counter() - before)
     print(json.dumps({"tokens_per_second": LENGTH / min(times), "steps": len(times), "peak_mb": peak()}))
+
+
+def times_of_nodes(run: Any, shape: tuple[int, int], folder: Path) -> dict[str, float]:
+    """Milliseconds of a step by groups of operators, and what is not within a node."""
+    before = time.perf_counter()
+    for step in range(PROFILED):
+        run.step(tokens(shape, step + 1))
+    whole = (time.perf_counter() - before) * 1e3 / PROFILED
+    del run.trainer
+    gc.collect()  # the session's end writes the file
+    events = [json.loads(file.read_text()) for file in folder.glob("profile*.json")]
+    nodes = [each for file in events for each in file if each["name"].endswith("_kernel_time")]
+    found = dict.fromkeys([*GROUPS, "other nodes"], 0.0)
+    seen = set[str]()
+    for each in nodes:
+        if each["name"] not in seen:  # in the first step, which makes plans
+            seen.add(each["name"])
+            continue
+        operator = each["args"]["op_name"]
+        group = next((name for name, operators in GROUPS.items() if operator in operators), "other nodes")
+        found[group] += each["dur"] / 1e3 / PROFILED
+    return {**found, "outside of nodes": whole - sum(found.values()), "step": whole}
 
 
 # --- the results ---
@@ -157,6 +199,8 @@ def compare(what: str, python: str, onnx_folder: str, hf_folder: str, sides: lis
     if what == "speed":
         return {side: json.loads(started(folders[side][0], side, what, folders[side][1], "", more)) for side in sides}
     with tempfile.TemporaryDirectory() as folder:
+        if what == "nodes":
+            return {what: json.loads(started(sys.executable, "opgrad", what, onnx_folder, folder, more))}
         for side in ("opgrad", "float32"):
             started(folders[side][0], side, what, folders[side][1], folder, more)
         ours, theirs = (dict(np.load(Path(folder) / f"{side}.npz")) for side in ("opgrad", "float32"))
@@ -185,12 +229,23 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{machine['cpu']}, {machine['cores']} cores; {packages}."])
 
 
+def nodes_table(result: dict[str, Any]) -> str:
+    """Markdown: where the milliseconds of a step go."""
+    profiled = {name: figures["nodes"] for name, figures in result["models"].items() if "nodes" in figures}
+    kinds, machine = next(iter(profiled.values())), result["profiled_on"]
+    lines = [f"| ms of a step | {' | '.join(profiled)} |", f"|---|{'---|' * len(profiled)}"]
+    lines += [f"| {kind} | {' | '.join(f'{each[kind]:,.0f}' for each in profiled.values())} |" for kind in kinds]
+    return "\n".join(
+        [*lines, "", f"{machine['cpu']}, {machine['cores']} cores, vectors of {machine['vector_bits']} bits."]
+    )
+
+
 def main() -> None:
     if sys.argv[1:2] == ["measure"]:
         measure(*sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "losses"))
+    parser.add_argument("what", choices=("speed", "losses", "nodes"))
     parser.add_argument("model", nargs=3, metavar=("NAME", "ONNX_FOLDER", "HF_FOLDER"))
     parser.add_argument("--peft-python", default="python")
     parser.add_argument("--sides", default="opgrad,float32,bfloat16", help="those whose speed is measured")
@@ -201,10 +256,13 @@ def main() -> None:
 
     name, *folders = given.model
     found = compare(given.what, given.peft_python, *folders, given.sides.split(","), given.more)
-    packages = ("torch", "peft", "transformers")
-    asked = f"import json; print(json.dumps([__import__(each).__version__ for each in {packages}]))"
-    told = json.loads(subprocess.check_output([given.peft_python, "-c", asked], text=True))
-    result |= {"machine": describe(), "versions": versions() | dict(zip(packages, told, strict=True))}
+    if given.what == "nodes":
+        result["profiled_on"] = describe()
+    else:
+        packages = ("torch", "peft", "transformers")
+        asked = f"import json; print(json.dumps([__import__(each).__version__ for each in {packages}]))"
+        told = json.loads(subprocess.check_output([given.peft_python, "-c", asked], text=True))
+        result |= {"machine": describe(), "versions": versions() | dict(zip(packages, told, strict=True))}
     result["models"].setdefault(name, {}).update(found)
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(found))

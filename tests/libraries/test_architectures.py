@@ -57,7 +57,7 @@ ARCHITECTURES = {
         "position_embedding_type": "rope",
     },
     "HunYuanDenseV1ForCausalLM": {},
-    "Lfm2ForCausalLM": {},
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"]},
     "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
     "Lfm2VlForConditionalGeneration": {},
     "LlamaForCausalLM": {},

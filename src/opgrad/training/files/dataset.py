@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -482,7 +483,8 @@ def row_of(origin: str | PathLike[str], row: int) -> str:
     return f"line {line_of(path, row)}" if path.suffix == ".csv" else f"row {row}"
 
 
-def fits(shape: Sequence[int], expected: Sequence[int | str]) -> bool:
+@lru_cache(1 << 10)  # steps of small models ask in every batch
+def fits(shape: tuple[int, ...], expected: tuple[int | str, ...]) -> bool:
     """Whether an array of this shape fits the shape that a graph declares for an input."""
     return len(shape) == len(expected) and all(
         isinstance(wanted, str) or size == wanted for size, wanted in zip(shape, expected, strict=True)
