@@ -31,7 +31,7 @@ from opgrad.training.files.artifact_set import (
     without_accumulators,
 )
 from opgrad.training.files.checkpoint import Checkpoint, as_float32, read_checkpoint, write_checkpoint
-from opgrad.training.files.dataset import TensorSpec
+from opgrad.training.files.dataset import TensorSpec, fits
 from opgrad.training.files.tensor_values import read_shared
 
 Property = int | float | str
@@ -379,6 +379,8 @@ class Module:
 
     def _take(self, user_inputs: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[Sequence[Value], bool]:
         """The inputs as the graph takes them, and whether all of them are OrtValues."""
+        if all(map(_is_as_declared, user_inputs, specs)) and len(user_inputs) == len(specs):  # the usual case, in 1 us
+            return user_inputs, False
         if len(user_inputs) != len(specs):
             names = ", ".join(spec.name for spec in specs)
             raise ValueError(f"{len(user_inputs)} inputs, expected {len(specs)}: {names}")
@@ -548,6 +550,10 @@ def _fit(graph: onnx.GraphProto, memory: TrainingMemory) -> None:
 
 def _fixed(shape: Sequence[int | str]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else 0 for size in shape)
+
+
+def _is_as_declared(value: Any, spec: TensorSpec) -> bool:
+    return type(value) is np.ndarray and value.dtype == spec.dtype and fits(value.shape, spec.shape)
 
 
 def _value(value: Any, spec: TensorSpec) -> Value:

@@ -305,8 +305,10 @@ class Dataset(Examples):
     @property
     def rows(self) -> int:
         """The number of examples."""
-        places = ((array, self.axes.get(name, 0)) for name, array in self.arrays.items())
-        return next(int(array.shape[axis]) for array, axis in places if axis is not None)
+        for name, array in self.arrays.items():
+            if (axis := self.axes.get(name, 0)) is not None:
+                return int(array.shape[axis])
+        raise ValueError("all arrays are the same for all examples, expected one with rows")
 
     def take(self, rows: np.ndarray) -> "Dataset":
         """The examples with these numbers, int64 [n]. Raises IndexError."""
@@ -316,8 +318,11 @@ class Dataset(Examples):
             if axis is None:
                 found[name] = array
                 continue
+            times = array.shape[axis] // count or 1
+            if times == 1:
+                found[name] = array.take(rows, axis=axis)
+                continue
             before, size, after = array.shape[:axis], array.shape[axis], array.shape[axis + 1 :]
-            times = size // count or 1
             by_example = array.reshape(*before, size // times, times, *after)
             found[name] = by_example.take(rows, axis=axis).reshape(*before, len(rows) * times, *after)
         return Dataset(found, self.axes)
