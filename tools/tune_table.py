@@ -28,7 +28,7 @@ RESULT = ROOT / "bench" / "tuning.json"
 LENGTH, RANK, ALPHA, TARGETS, RATE = 512, 8, 16, ("q_proj", "v_proj"), 1e-3
 SHORT, STEPS = (2, 32), 50  # the batches whose losses are compared
 SECONDS = 40  # of a measurement of speed, after the first step
-PROFILE, PROFILED = "OPGRAD_PROFILE", 5  # a variable: where onnxruntime writes the times of nodes; steps that count
+PROFILED = 5  # steps whose nodes are timed
 # Operators whose times are told together; what is not listed is the rest.
 GROUPS = {
     "products with weights": ("MatMul", "FusedMatMul", "Gemm", "MatMulNBits", "QuantizedMatMulGrad"),
@@ -52,9 +52,13 @@ def peak() -> float:
 
 
 class OfOpgrad:
-    """A fine-tuning by opgrad. folder: where what PEFT shall begin with is written; "" for speed alone."""
+    """A fine-tuning by opgrad.
 
-    def __init__(self, model: str, shape: tuple[int, int], folder: str, more: str):
+    folder: where what PEFT shall begin with is written; "" for speed alone. profile: how the name of the file begins
+    into which onnxruntime writes the times of nodes; "" for none.
+    """
+
+    def __init__(self, model: str, shape: tuple[int, int], folder: str, more: str, profile: str = ""):
         from opgrad import get_num_threads
         from opgrad.training import Trainer
         from opgrad.training.engine.trainer import session_options
@@ -66,8 +70,8 @@ class OfOpgrad:
             peft.write(Path(folder), tuner.adapted.base, tuner.adapters, tuner.values)
             write_base(tuner, Path(folder) / "base")
         options = session_options(get_num_threads(), patterns=False)  # as those of `Tuner.fit`
-        if PROFILE in os.environ:
-            options.enable_profiling, options.profile_file_prefix = True, os.environ[PROFILE]
+        if profile:
+            options.enable_profiling, options.profile_file_prefix = True, profile
         self.trainer = Trainer(tuner.adapted.setting(*shape).artifacts, RATE, options)
 
     def step(self, rows: np.ndarray) -> float:
@@ -136,12 +140,10 @@ def measure(side: str, what: str, model: str, folder: str, more: str) -> None:
     """Run one side: print its speed, or write its losses and gradients into a folder."""
     shape = SHORT if what == "losses" else (1, LENGTH)
     if what == "nodes":
-        os.environ[PROFILE] = str(Path(folder) / "profile")
-    run = (
-        OfOpgrad(model, shape, folder if what == "losses" else "", more)
-        if side == "opgrad"
-        else OfPeft(model, side, folder, more)
-    )
+        run = OfOpgrad(model, shape, "", more, str(Path(folder) / "profile"))
+        print(json.dumps(times_of_nodes(run, shape, Path(folder))))
+        return
+    run = OfOpgrad(model, shape, folder, more) if side == "opgrad" else OfPeft(model, side, folder, more)
     if what == "losses":
         losses, gradients = [], {}
         for step in range(STEPS):
@@ -151,9 +153,6 @@ def measure(side: str, what: str, model: str, folder: str, more: str) -> None:
         np.savez(Path(folder) / f"{side}.npz", losses=losses, **gradients)
         return
     run.step(tokens(shape, 0))
-    if what == "nodes":
-        print(json.dumps(times_of_nodes(run, shape, Path(folder))))
-        return
     times: list[float] = []
     while sum(times) < SECONDS and len(times) < 10:
         before = time.perf_counter()
@@ -164,6 +163,7 @@ def measure(side: str, what: str, model: str, folder: str, more: str) -> None:
 
 def times_of_nodes(run: Any, shape: tuple[int, int], folder: Path) -> dict[str, float]:
     """Milliseconds of a step by groups of operators, and what is not within a node."""
+    run.step(tokens(shape, 0))
     before = time.perf_counter()
     for step in range(PROFILED):
         run.step(tokens(shape, step + 1))
