@@ -246,16 +246,17 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "losses", "nodes"))
-    parser.add_argument("model", nargs=3, metavar=("NAME", "ONNX_FOLDER", "HF_FOLDER"))
+    for name in ("name", "onnx_folder", "hf_folder"):
+        parser.add_argument(name)
     parser.add_argument("--peft-python", default="python")
     parser.add_argument("--sides", default="opgrad,float32,bfloat16", help="those whose speed is measured")
     parser.add_argument("--more", default="", help="what opgrad's --lora gets beside the rank, such as ', dora=true'")
-    given = parser.parse_intermixed_args()
+    given = parser.parse_args()
     result = json.loads(RESULT.read_text()) if RESULT.is_file() else {"models": {}}
     from opgrad.cli.machine import describe, versions
 
-    name, *folders = given.model
-    found = compare(given.what, given.peft_python, *folders, given.sides.split(","), given.more)
+    folders, sides = (given.onnx_folder, given.hf_folder), given.sides.split(",")
+    found = compare(given.what, given.peft_python, *folders, sides, given.more)
     if given.what == "nodes":
         result["profiled_on"] = describe()
     else:
@@ -263,7 +264,7 @@ def main() -> None:
         asked = f"import json; print(json.dumps([__import__(each).__version__ for each in {packages}]))"
         told = json.loads(subprocess.check_output([given.peft_python, "-c", asked], text=True))
         result |= {"machine": describe(), "versions": versions() | dict(zip(packages, told, strict=True))}
-    result["models"].setdefault(name, {}).update(found)
+    result["models"].setdefault(given.name, {}).update(found)
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(found))
 

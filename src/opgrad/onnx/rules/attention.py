@@ -159,26 +159,28 @@ def group_query_attention(node: Node) -> Gradients:
     """y = softmax(scale * q @ k.T + mask) @ v of each head of q, with the keys of its group; caches come first."""
     _refuse(node)
     heads = _grouped_heads(node)
-    q, k, v = (each.transpose(0, 2, 1, 3) for each in _parts(node, heads))
+    q, k, v = _parts(node, heads)
     new = node.x.shape(1, 2).squeeze(0)
     counted = node.required(5).cast(TensorProto.INT64).reshape([-1, 1, 1, 1]) + 1
     # In a first prompt all keys are new, whatever the rows' lengths are.
     past, total = node.input(3), node.required(6).cast(TensorProto.INT64).scalar()
     before = node.where(total.equals(new), 0, counted - new)  # how many keys each row has before the new ones
-    count = new if past is None or _all_new(node) else node.body.node("Max", total, past.shape(2, 3).squeeze(0))
-    at, keys = before + node.body.range(new).unsqueeze(1), node.body.range(count)  # [N, 1, L, 1] and [T]
+    at = before + node.body.range(new).unsqueeze(1)  # [N, 1, L, 1]
     if node.get("do_rotary", 0):
-        q, k = (_turned(node, each, at) for each in (q, k))
+        q, k = (_turned(node, each, at.squeeze(1, 3)) for each in (q, k))
+    if _all_new(node) and _takes_tiles(node, heads):  # in the axes of the projections, without a transpose
+        inputs = q, k, v, node.input(10), counted.reshape([-1]), _sink(node, heads, node.input(11))
+        y = _in_tiles(node, heads, *inputs, **_limits(node), layout="BLHD")
+        return [y, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)]
+    q, k, v = (each.transpose(0, 2, 1, 3) for each in (q, k, v))
+    count = new if past is None or _all_new(node) else node.body.node("Max", total, past.shape(2, 3).squeeze(0))
+    keys = node.body.range(count)  # [T]
     k, v = (_in_cache(node.input(index), each, before, keys) for index, each in ((3, k), (4, v)))
-    if _all_new(node) and _takes_tiles(node, heads):
-        y = _in_tiles(node, (q, k, v), heads, node.input(10), node.input(11), counted.reshape([-1]), **_limits(node))
-    else:
-        mask, window = keys < counted, node.get("local_window_size", -1)
-        if node.get("causal", 1):
-            mask = mask & ~(keys > at)
-        mask = mask if window < 0 else mask & (keys > at - window)
-        y = attended(node, (q, k, v), heads, mask, node.input(10), node.input(11))
-    return [y, k, v]
+    mask, window = keys < counted, node.get("local_window_size", -1)
+    if node.get("causal", 1):
+        mask = mask & ~(keys > at)
+    mask = mask if window < 0 else mask & (keys > at - window)
+    return [attended(node, (q, k, v), heads, mask, node.input(10), node.input(11)), k, v]
 
 
 def _all_new(node: Node) -> bool:
@@ -213,9 +215,9 @@ def _parts(node: Node, heads: GroupedHeads) -> list[Value]:
     return [each.reshape([0, 0, -1, heads.width]) for each in (x, key, value)]
 
 
-def _turned(node: Node, x: Value, at: Value) -> Value:
-    """x with its pairs turned by the angles of their places; places beyond the cache of angles belong to no token."""
-    positions, own = node.input(9), at.squeeze(1, 3)
+def _turned(node: Node, x: Value, own: Value) -> Value:
+    """x with its pairs turned by the angles of places [N, L]; places beyond the cache of angles belong to no token."""
+    positions = node.input(9)
     if positions is not None:  # of a first prompt onnxruntime reads the first position alone
         new = node.x.shape(1, 2).squeeze(0)
         prompt = node.required(6).cast(TensorProto.INT64).scalar().equals(new)
@@ -223,13 +225,12 @@ def _turned(node: Node, x: Value, at: Value) -> Value:
     return _turned_by(node, x, own)
 
 
-def _turned_by(node: Node, x: Value, own: Value, **given: Any) -> Value:
-    """x with its pairs turned by the angles of places [N, L]. given: attributes."""
+def _turned_by(node: Node, x: Value, own: Value) -> Value:
+    """x, [N, L, heads, H], with its pairs turned by the angles of places [N, L]."""
     cos, sin = node.required(7), node.required(8)
     positions = node.body.node("Min", own, cos.shape(0, 1).squeeze(0) - 1)
     turns = {"rotary_embedding_dim": 2 * numbers_of(cos, 1)[0], "interleaved": node.get("rotary_interleaved", 0)}
-    turns |= given
-    return node.microsoft("RotaryEmbeddingTraining", x, cos, sin, positions, **turns)
+    return node.microsoft("RotaryEmbeddingTraining", x, cos, sin, positions, **turns, layout="BLHD")
 
 
 def _in_cache(past: Value | None, now: Value, before: Value, keys: Value) -> Value:
@@ -258,7 +259,8 @@ def attended(
     """
     body, (q, k, v) = node.body, projections
     if _takes_tiles(node, heads):
-        return _in_tiles(node, projections, heads, mask if bias is None else node.where(mask, bias, LOWEST), sink)
+        mask = mask if bias is None else node.where(mask, bias, LOWEST)
+        return _in_tiles(node, heads, q, k, v, mask, None, _sink(node, heads, sink))
     rows = q.reshape([0, heads.keys, -1, heads.width])
     scores = body.node("MatMul", rows, k.transpose(0, 1, 3, 2)) * (node.get("scale", 0.0) or heads.width**-0.5)
     softcap = node.get("softcap", 0.0)
@@ -284,14 +286,11 @@ def _limits(node: Node) -> dict[str, Any]:
     return {"causal": "top_left" if node.get("causal", 1) else "", **limits}
 
 
-def _in_tiles(
-    node: Node, projections: tuple[Value, Value, Value], heads: GroupedHeads, mask: Value | None, sink: Value | None,
-    lengths: Value | None = None, **seen: Any,
-) -> Value:  # fmt: skip
-    """The result of attention, [N, L, heads * H], by a node that keeps no scores. lengths: of the keys of each row."""
-    inputs, given = (*projections, mask, lengths, _sink(node, heads, sink)), _scaling(node, heads)
-    y = node.results("AttentionTraining", 2, *inputs, **given, **seen)[0]
-    return y.transpose(0, 2, 1, 3).reshape([0, 0, heads.queries * heads.width])
+def _in_tiles(node: Node, heads: GroupedHeads, *inputs: Value | None, layout: str = "BHLD", **given: Any) -> Value:
+    """The result of attention, [N, L, heads * H], by a node that keeps no scores. given: attributes."""
+    y = node.results("AttentionTraining", 2, *inputs, **_scaling(node, heads), **given, layout=layout)[0]
+    y = y.transpose(0, 2, 1, 3) if layout == "BHLD" else y
+    return y.reshape([0, 0, heads.queries * heads.width])
 
 
 def _sink(node: Node, heads: GroupedHeads, given: Value | None) -> Value | None:
@@ -317,7 +316,7 @@ def in_sequences(node: Node, starts: Value, places: Value) -> Value:
     heads = _grouped_heads(node)
     q, k, v = _parts(node, heads)
     if node.get("do_rotary", 0):
-        q, k = (_turned_by(node, each, places, layout="BLHD") for each in (q, k))
+        q, k = (_turned_by(node, each, places) for each in (q, k))
     rows = [each.squeeze(0) for each in (q, k, v)]
     return of_sequences(
         node, rows, starts, _sink(node, heads, node.input(11)), **_limits(node), **_scaling(node, heads)
