@@ -23,6 +23,7 @@ from opgrad.tune.lines import (
     messages_of,
     question_and_answer,
     says,
+    system_of,
     text_of,
     unpacked,
     with_arguments,
@@ -70,7 +71,7 @@ class Told:
     lines: how many examples it has. cut: how many are longer than the limit, and were cut. longest: the most tokens of
     an example. empty: how many have no token to learn from, and were left out. endless: how many learn no token that
     ends a text. bad: how many are wrong, and were left out; reasons: why the first of these are.
-    tokens, trained: of all that are used.
+    tokens, trained: of all that are used. unread: names of values that stand beside examples, and say nothing here.
     """
 
     lines: int
@@ -82,6 +83,7 @@ class Told:
     reasons: tuple[str, ...]
     tokens: int
     trained: int
+    unread: tuple[str, ...] = ()
 
     @property
     def used(self) -> int:
@@ -144,7 +146,7 @@ class TokenExamples:
         self.lengths, self.counts, self.checksum = np.array(lengths), np.array(counts), checksum
         self._ends = 2 * np.cumsum(self.lengths)
         told = len(lengths) + empty + len(bad), cut, most, empty, endless, len(bad), tuple(bad[:REASONS])
-        self.told = Told(*told, int(self.lengths.sum()), trained)
+        self.told = Told(*told, int(self.lengths.sum()), trained, tuple(self._lines.unread))
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -164,7 +166,7 @@ class TokenExamples:
         tokens, weights = self._store[end - 2 * length : end].reshape(2, -1)
         return TokenExample(tokens, weights.view(np.float32))
 
-    def _read(self, values: dict[str, Any]) -> list[tuple[dict[str, Any], TokenExample]]:
+    def _read(self, values: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], TokenExample]]:
         """The examples of the object of a line, each with its own object."""
         found = []
         for each in self._objects(values):
@@ -174,7 +176,7 @@ class TokenExamples:
             found.append((each, TokenExample(tokens, weights)))
         return found
 
-    def _objects(self, values: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    def _objects(self, values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """The objects of the examples in the object of a line."""
         return [values]
 
@@ -187,7 +189,7 @@ class TokenExamples:
         if "prompt" in values and "completion" in values:
             return self._completion(text_of(values, "prompt"), text_of(values, "completion"))
         if pair is not None:
-            return self._completion(f"{pair[0]}\n\n", pair[1])
+            return self._completion("\n\n".join([*filter(None, (system_of(values), pair[0])), ""]), pair[1])
         if "text" in values:
             tokens = self._ended(self._tokenizer.encode(text_of(values, "text"), special=True))
             return tokens, np.ones(len(tokens), np.bool_)

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import zlib
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,19 +18,42 @@ from opgrad.tune.template_process import Message, said_of
 LONGEST_LINE = 1 << 26  # bytes
 FORMS = (".jsonl", ".json", ".csv", ".parquet")  # of files in a folder, perhaps with .gz behind them
 BLOCK = 1 << 16  # characters that are read at once
+MOST_UNREAD = 64  # names that are kept
 T = TypeVar("T")
+
+
+class Entry(UserDict[str, Any]):
+    """The object of a line. read: the names of the values that were looked at.
+
+    kinds: what it shall have, for messages. Raises ValueError.
+    """
+
+    def __init__(self, line: bytes, kinds: str):
+        self.read = set[str]()
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ValueError(f"it is no JSON, expected an object with {kinds}") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"it is {type(found).__name__}, expected an object with {kinds}")
+        super().__init__(found)
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
 
 
 class Lines:
     """The lines of a file, or of all files of a folder, each the JSON of an object.
 
     source: a .jsonl, .json (an array), .csv, each perhaps with .gz behind, or .parquet file, or a folder of these.
+    unread: the names of values that nobody looked at, in the lines so far.
     Going over them raises OSError, ValueError that names the place of what is wrong, and ModuleNotFoundError without
     pyarrow.
     """
 
     def __init__(self, source: Path):
-        self._files, self._parts = [source], list[tuple[int, Path, str]]()
+        self._files, self._parts, self.unread = [source], list[tuple[int, Path, str]](), dict[str, None]()
         if source.is_dir():
             self._files = sorted(each for each in source.iterdir() if _form(each, "") in FORMS)
             if not self._files:
@@ -40,9 +64,7 @@ class Lines:
         start, path, unit = self._parts[bisect.bisect_left(self._parts, number, key=lambda each: each[0]) - 1]
         return f"{path}: {unit} {number - start}"
 
-    def made(
-        self, make: Callable[[dict[str, Any]], T], kinds: str, skip_bad: bool, bad: list[str]
-    ) -> Iterator[tuple[int, T]]:
+    def made(self, make: Callable[[Entry], T], kinds: str, skip_bad: bool, bad: list[str]) -> Iterator[tuple[int, T]]:
         """The numbers of lines that are not empty, and what `make` makes of their objects.
 
         kinds: what objects shall have, for messages. skip_bad: whether wrong lines are left out; then `bad` gets the
@@ -59,24 +81,16 @@ class Lines:
                 if not line.strip():
                     continue
                 try:
-                    found = make(_object(line, kinds))
+                    entry = Entry(line, kinds)
+                    found = make(entry)
                 except ValueError as error:
                     bad.append(f"{self.where(number)}: {error}")
                     if not skip_bad:
                         raise ValueError(bad[-1]) from None
                 else:
+                    if len(self.unread) < MOST_UNREAD:
+                        self.unread.update(dict.fromkeys(each for each in entry if each not in entry.read))
                     yield number, found
-
-
-def _object(line: bytes, kinds: str) -> dict[str, Any]:
-    """The object of a line. Raises ValueError."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError(f"it is no JSON, expected an object with {kinds}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"it is {type(found).__name__}, expected an object with {kinds}")
-    return found
 
 
 def _form(path: Path, other: str = ".jsonl") -> str:
@@ -98,7 +112,16 @@ def _read(path: Path) -> tuple[str, Iterable[bytes]]:
 
 
 def _encoded(value: Any) -> bytes:
-    return json.dumps(value, default=str).encode()
+    return json.dumps(value, default=_plain).encode()
+
+
+def _plain(value: Any) -> str | None:
+    """What JSON has no form for as a text; None for bytes that are none."""
+    if not isinstance(value, bytes):
+        return str(value)
+    with suppress(UnicodeDecodeError):
+        return value.decode()
+    return None
 
 
 @contextmanager
@@ -133,6 +156,8 @@ def _array(path: Path) -> Iterator[bytes]:
         while True:
             text = text.lstrip(" \t\r\n")
             if text.startswith("]"):
+                if text[1:].strip() or reader.read().strip():
+                    raise ValueError(f"{path}: something stands behind the array, expected its end")
                 return
             try:
                 value, end = decoder.raw_decode(text)
@@ -159,6 +184,9 @@ def _csv(path: Path) -> Iterator[Any]:
         csv.field_size_limit(LONGEST_LINE)
         reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
         try:
+            names = reader.fieldnames or ()
+            if len(set(names)) < len(names):
+                raise ValueError(f"{path}: the first line has a name twice")
             for number, row in enumerate(reader, 1):
                 if None in row or None in row.values():
                     raise ValueError(f"{path}: row {number} has not as many fields as the first line has names")
@@ -182,6 +210,7 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 # The names under which data sets have questions, what belongs to these, and answers; and the roles of ShareGPT.
 ASKED, GIVEN, ANSWERED = ("instruction", "prompt", "question"), ("input", "context"), ("output", "response", "answer")
+SYSTEM = ("system", "system_prompt")
 HEAVIEST = 1_000_000  # weight of a message
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
          "tool": "tool", "observation": "tool"}  # fmt: skip
@@ -193,21 +222,26 @@ def messages_of(values: Mapping[str, Any], all_count: bool) -> list[Message] | N
     A question with an answer is a message of the user and one of the assistant.
     all_count: whether messages of a prompt count; else they weigh nothing.
     """
-    told = [{"role": "system", "content": values["system"]}] if values.get("system") else []
     if "messages" in values:
-        return _messages(values["messages"], "messages")
+        return _messages(values["messages"], "messages", values)
     if "conversations" in values:
-        return _messages([*told, *_turns(values["conversations"])], "conversations")
+        return _messages(_turns(values["conversations"]), "conversations", values)
     if "prompt" in values and "completion" in values:
         if not isinstance(values["prompt"], list):
             return None
-        prompt = _messages(values["prompt"], "prompt")
+        prompt = _messages(values["prompt"], "prompt", values)
         prompt = prompt if all_count else [{**each, "weight": 0} for each in prompt]
         return [*prompt, *_messages(values["completion"], "completion")]
     if (pair := question_and_answer(values)) is None:
         return None
     said = zip(("user", "assistant"), pair, strict=True)
-    return _messages([*told, *({"role": role, "content": content} for role, content in said)], "example")
+    return _messages([{"role": role, "content": content} for role, content in said], "example", values)
+
+
+def system_of(values: Mapping[str, Any]) -> str:
+    """What stands beside an example for the system, "" without it."""
+    name = next((each for each in SYSTEM if values.get(each)), None)
+    return "" if name is None else text_of(values, name)
 
 
 def question_and_answer(values: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -248,12 +282,18 @@ def _turns(turns: Any) -> list[Any]:
     return found
 
 
-def _messages(value: Any, name: str) -> list[Message]:
-    """The messages of a value of this name. Raises ValueError for what is not understood."""
+def _messages(value: Any, name: str, beside: Mapping[str, Any] | None = None) -> list[Message]:
+    """The messages of a value of this name. Raises ValueError for what is not understood.
+
+    beside: an example; what it has for the system becomes the first message, unless there is one.
+    """
     found = unpacked(value)
     if not isinstance(found, list) or not found or not all(isinstance(each, dict) and "role" in each for each in found):
         raise ValueError(f"{name} is no list of objects with role and content")
-    return [_message(each, f"message {number} of {name}") for number, each in enumerate(found, 1)]
+    messages = [_message(each, f"message {number} of {name}") for number, each in enumerate(found, 1)]
+    own = messages[0]["role"] in ("system", "developer")
+    system = "" if own or beside is None else system_of(beside)
+    return [{"role": "system", "content": system, "weight": 1}, *messages] if system else messages
 
 
 def unpacked(value: Any) -> Any:

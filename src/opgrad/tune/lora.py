@@ -145,7 +145,9 @@ def choose(base: LanguageModel, loras: Sequence[Lora]) -> list[Adapter]:
     for lora in loras:
         matched = []
         if lora.target is not None and lora.target != LINEAR:
-            _check_experts(base, lora.target)
+            experts = (node for node in base.model.graph.node if node.op_type in EXPERTS)
+            if node := next((each for each in experts if _is_named([each.name, *each.input[2:]], lora.target)), None):
+                raise NotImplementedError(f"{node.op_type} (node {node.name!r}) can have no adapter")
         for product in base.products:
             for module, role, (first, last) in slices(product):
                 if lora.target is None:
@@ -171,13 +173,6 @@ def choose(base: LanguageModel, loras: Sequence[Lora]) -> list[Adapter]:
             found.setdefault(each.name, each)
     order = list(modules(base))
     return sorted(found.values(), key=lambda each: order.index(each.name))
-
-
-def _check_experts(base: LanguageModel, target: str) -> None:
-    """Raise NotImplementedError for a target that names experts, whose weights are those of no product."""
-    for node in base.model.graph.node:
-        if node.op_type in EXPERTS and _is_named([node.name, *filter(None, node.input[2:])], target):
-            raise NotImplementedError(f"{node.op_type} (node {node.name!r}) can have no adapter")
 
 
 def _is_named(names: Sequence[str], target: str) -> bool:

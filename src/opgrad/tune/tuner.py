@@ -19,6 +19,7 @@ from opgrad.training.engine.distributed import OneProcess
 from opgrad.training.export import export_step
 from opgrad.training.export.export import Exported
 from opgrad.training.files.checkpoint import read_checkpoint
+from opgrad.training.make.checks import listed
 from opgrad.training.run import job
 from opgrad.training.run.fit import Fit, Progress
 from opgrad.training.run.metrics import FILE as FIGURES
@@ -143,6 +144,8 @@ def notes(told: Told, max_length: int) -> list[str]:
     if told.bad:
         shown = "; ".join(told.reasons)
         found.append(f"{told.bad:,} of {told.lines:,} examples are wrong and were left out, such as: {shown}")
+    if told.unread:
+        found.append(f"not read of the examples: {listed(told.unread)}")
     if told.empty:
         found.append(f"{told.empty:,} of {told.lines:,} examples have no token to learn from and were left out")
     return found

@@ -332,11 +332,7 @@ def sentences(count=96, several=False):
     generator = np.random.default_rng(0)
     found = []
     for _ in range(count):
-        noun, colour, other = (
-            generator.choice(CLASS_NOUNS),
-            generator.choice(CLASS_COLOURS),
-            generator.choice(CLASS_NOUNS),
-        )
+        noun, colour, other = (generator.choice(each) for each in (CLASS_NOUNS, CLASS_COLOURS, CLASS_NOUNS))
         label = [each for each in ("cat", "red", "blue") if each in (noun, colour)] if several else str(colour)
         found.append({"text": f"the {colour} {noun} sees", "text_pair": f"a {other}", "label": label})
     return found
@@ -493,6 +489,10 @@ def test_numbers_of_tables(tmp_path):
     found = [Tuner(tmp_path / name, task=name).adapted.examples(tmp_path / "data.csv") for name in ("classify", "rank")]
     assert found[0].targets.tolist() == [1, 0]
     assert found[1].targets[:, 0].tolist() == [1, 0]
+    make_encoder(tmp_path / "stars", None, ("1", "2", "3"))
+    adapted = Tuner(tmp_path / "stars", task="classify").adapted  # a number is a name there, and no place
+    with pytest.raises(ValueError, match="row 2: label is '0', expected one of 1, 2, 3"):
+        adapted.examples(tmp_path / "data.csv")
 
 
 def test_command_of_a_classifier(tmp_path):

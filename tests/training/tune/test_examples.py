@@ -195,16 +195,28 @@ def test_forms_of_examples(tmp_path, tokenizer, line):
 
 def test_forms_of_examples_with_more(tmp_path, tokenizer):
     """A system's message; what belongs to a question; and no chat template."""
-    told = {"system": "the cat", "conversations": [{"from": "user", "value": "hello"}, {"from": "gpt", "value": "i"}]}
-    [found] = examples(tmp_path, tokenizer, [told])
-    assert tokenizer.decode(found.tokens) == "the cat hello i"
+    turns = [{"from": "user", "value": "hello"}, {"from": "gpt", "value": "you"}]
+    asked = {"prompt": QUESTION["messages"][:1], "completion": QUESTION["messages"][1:]}
+    for told in (
+        {"system": "the cat", "conversations": turns},
+        {"system": "a", "conversations": [{"from": "system", "value": "the cat"}, *turns]},
+        {"system": "the cat", **asked},
+        {"system_prompt": "the cat", **QUESTION},
+    ):
+        [found] = examples(tmp_path, tokenizer, [told])
+        assert tokenizer.decode(found.tokens) == "the cat hello you"
     alpaca = {"instruction": "who", "input": "a cat", "output": "you", "system": "red"}
     [found] = examples(tmp_path, tokenizer, [alpaca])
     assert tokenizer.decode(found.tokens) == "red who a cat you"
     plain = Tokenizer(make_folder(tmp_path / "model", template=None))
     [found] = examples(tmp_path, plain, [alpaca])
     spans = [(plain.decode(part, special=True), trained) for part, trained in found.spans()]
-    assert spans == [("who a cat", False), ("you <|end|>", True)]
+    assert spans == [("red who a cat", False), ("you <|end|>", True)]
+
+
+def test_what_is_not_read_is_told(tmp_path, tokenizer):
+    told = examples(tmp_path, tokenizer, [QUESTION, {"text": "a dog", "history": [["who", "you"]], "id": 3}]).told
+    assert "not read of the examples: 'history', 'id'" in notes(told, 64)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +282,7 @@ class FakeParquet(types.ModuleType):
         def to_pylist(self):
             if "broken" in self.rows:
                 raise FakeParquet.ArrowException("it is broken")
-            return self.rows
+            return [{name: text.encode() for name, text in row.items()} for row in self.rows]  # columns of bytes
 
 
 def test_folder_of_files(tmp_path, tokenizer, monkeypatch):
@@ -307,8 +319,10 @@ def test_folder_of_files(tmp_path, tokenizer, monkeypatch):
         ("a.jsonl.gz", b"a dog", "a.jsonl.gz is no whole .gz file"),
         ("a.csv", b"text,more\na dog\n", "a.csv: row 1 has not as many fields as the first line has names"),
         ("a.csv", b"text\n\xff\n", "a.csv is no text in UTF-8"),
+        ("a.csv", b"text,text\na,a dog\n", "a.csv: the first line has a name twice"),
         ("a.json", b'[{"text": "a dog"}, {"te', "a.json: entry 2 is no whole JSON"),
         ("a.json", b'[{"text": "a dog"} {"text": "a"}]', "a.json: a comma or ] is missing behind entry 1"),
+        ("a.json", b'[{"text": "a dog"}] [{"text": "a"}]', "a.json: something stands behind the array, expected"),
         ("a.json", b'[{"text": "a dog"}', "a.json: entry 1 is no whole JSON"),
     ],
 )

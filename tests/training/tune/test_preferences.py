@@ -151,18 +151,22 @@ def chat(*texts):
     return [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, texts, strict=False)]
 
 
+CHATS, WHO = (
+    {"chosen": chat("who are", "you"), "rejected": chat("who are", "i")},
+    [{"role": "system", "content": "who"}],
+)
 FORMS = {
     "texts": {"prompt": "who are", "chosen": "you", "rejected": "i"},
+    "a question": {"question": "who", "input": "are", "chosen": "you", "rejected": "i"},
+    "a system": {"system": "who", "prompt": "are", "chosen": "you", "rejected": "i"},
+    "a system beside chats": {"system": "who", "chosen": chat("are", "you"), "rejected": chat("are", "i")},
+    "chats with a system": {"prompt": "are", "chosen": WHO + chat("are", "you"), "rejected": WHO + chat("are", "i")},
     "texts without a prompt": {"chosen": "who are you", "rejected": "who are i"},
     "messages": {"prompt": chat("who are"), "chosen": chat("", "you")[1:], "rejected": chat("", "i")[1:]},
-    "chats": {"chosen": chat("who are", "you"), "rejected": chat("who are", "i")},
-    "chats beside a text": {"prompt": "who are", "chosen": chat("who are", "you"), "rejected": chat("who are", "i")},
+    "chats": CHATS,
+    "chats beside a text": {"prompt": "who are", **CHATS},
+    "chats with their prompt": {"prompt": chat("who are"), **CHATS},
     "answers beside a text": {"prompt": "who are", "chosen": chat("", "you")[1:], "rejected": chat("", "i")[1:]},
-    "chats with their prompt": {
-        "prompt": chat("who are"),
-        "chosen": chat("who are", "you"),
-        "rejected": chat("who are", "i"),
-    },
 }
 
 
@@ -184,6 +188,7 @@ def test_several_turns(model):
         ({"chosen": "cat", "rejected": "cat"}, "chosen and rejected are the same or of different kinds"),
         ({"chosen": "cat", "rejected": chat("cat")}, "chosen and rejected are the same or of different kinds"),
         ({"prompt": 1, "chosen": "cat", "rejected": "dog"}, "prompt is int, expected a text"),
+        ({"prompt": "b", "chosen": chat("a", "cat"), "rejected": chat("a", "dog")}, "chosen and rejected are chats"),
         ({"chosen": chat("a"), "rejected": chat("a", "dog")}, "completion is no list of objects with role and content"),
     ],
 )

@@ -122,10 +122,11 @@ class Classify(HeadTask):
     def reader(self, model: TaskModel) -> encoder.Read:
         """A text, perhaps with another in one row, and its label."""
         names = self.names(model.folder) or [str(each) for each in range(model.base.head.outputs)]
-        places = {str(place): place for place in range(len(names))}  # tables have numbers as texts
+        are_numbers = any(name.lstrip("-").isdecimal() for name in names)  # then a number is a name, and no place
+        places = {} if are_numbers else {str(place): place for place in range(len(names))}  # tables have them as texts
         places |= {name: number for number, name in enumerate(names)}
 
-        def read_text(values: dict[str, Any]) -> tuple[list[encoder.Text], Any]:
+        def read_text(values: Mapping[str, Any]) -> tuple[list[encoder.Text], Any]:
             first, second = (next((each for each in known if each in values), None) for known in (FIRST, SECOND))
             found = [values[each] for each in ("labels", "label") if each in values][:1]
             if first is None or not found:
@@ -216,7 +217,7 @@ class Rank(HeadTask):
     def reader(self, model: TaskModel) -> encoder.Read:
         """The pairs of a query, and which of them belong together."""
 
-        def read_pairs(values: dict[str, Any]) -> tuple[list[encoder.Text], Any]:
+        def read_pairs(values: Mapping[str, Any]) -> tuple[list[encoder.Text], Any]:
             label = next((values[each] for each in ("label", "score") if each in values), None)
             query, *texts = texts_of(values, self.KINDS)
             if label is None and len(texts) < 2:

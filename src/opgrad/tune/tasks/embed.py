@@ -158,7 +158,7 @@ class Embed(encoder.EncoderTask):
         before = [prompts.get("query", "") if self.query is None else self.query]
         before.append(found if self.passage is None else self.passage)
 
-        def read_pair(values: dict[str, Any]) -> tuple[list[encoder.Text], Any]:
+        def read_pair(values: Mapping[str, Any]) -> tuple[list[encoder.Text], Any]:
             if (name := next((each for each in ("label", "score") if each in values), None)) is not None:
                 expected = "pairs that belong together; the tasks classify and rank take it"
                 raise ValueError(f"it has a {name}, expected {expected}")
@@ -318,11 +318,13 @@ def texts_of(values: Mapping[str, Any], kinds: str) -> list[str]:
     anchor, positive = (next((each for each in names if each in values), None) for names in (ANCHORS, POSITIVES))
     if anchor is None or positive is None:
         raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {kinds}")
-    flat = {name: value for name, value in values.items() if not isinstance(value, list)}
-    for name, value in values.items():
-        if isinstance(value, list) and (name == positive or name.startswith(NEGATIVES)):
-            part = value[:1] if name == positive else value
-            flat |= {name if name == positive else f"{name} {place}": each for place, each in enumerate(part, 1)}
-    if positive not in flat:
-        raise ValueError(f"{positive} is empty, expected a text")
-    return [text_of(flat, name) for name in (anchor, positive, *(name for name in flat if name.startswith(NEGATIVES)))]
+    found = [text_of(values, anchor)]
+    for name in (positive, *(each for each in values if each.startswith(NEGATIVES) and "score" not in each)):
+        value = values[name]
+        several = value if isinstance(value, list) else [value]
+        if name == positive and not several:
+            raise ValueError(f"{positive} is empty, expected a text")
+        for place, each in enumerate(several[:1] if name == positive else several, 1):
+            what = f"{name} {place}" if several is value and name != positive else name
+            found.append(text_of({what: each}, what))
+    return found

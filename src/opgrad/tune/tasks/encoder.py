@@ -87,7 +87,7 @@ LABELS = "labels"
 LIMITS = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"),
           ("config.json", "max_position_embeddings"))  # fmt: skip
 Text = np.ndarray  # int32 [2, n], the tokens and their types: 1 in the second of two texts
-Read = Callable[[dict[str, Any]], tuple[list[Text], Any]]
+Read = Callable[[Mapping[str, Any]], tuple[list[Text], Any]]
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,14 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
     bad, texts, targets = list[str](), list[list[Text]](), list[Any]()
     cut = longest = checksum = 0
 
-    def make(values: dict[str, Any]) -> tuple[list[Text], Any]:
+    def make(values: Mapping[str, Any]) -> tuple[list[Text], Any]:
         found, target = read(values)
         if texts and len(found) != len(texts[0]):
             raise ValueError(f"it has {len(found)} texts, expected {len(texts[0])} as in the first example")
         return found, target
 
-    for _, (found, target) in Lines(path).made(make, kinds, skip_bad, bad):
+    lines = Lines(path)
+    for _, (found, target) in lines.made(make, kinds, skip_bad, bad):
         longest = max(longest, *(each.shape[1] for each in found))
         cut += any(each.shape[1] > max_length for each in found)
         # Of a longer text the first tokens, and the last, which ends it.
@@ -129,7 +130,8 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
     if not texts:
         raise ValueError(bad[0] if bad else f"{path} has no example, expected lines with {kinds}")
     tokens = sum(each.shape[1] for example in texts for each in example)
-    told = Told(len(texts) + len(bad), cut, longest, 0, 0, len(bad), tuple(bad[:REASONS]), tokens, tokens)
+    counts = len(texts) + len(bad), cut, longest, 0, 0, len(bad)
+    told = Told(*counts, tuple(bad[:REASONS]), tokens, tokens, tuple(lines.unread))
     return TextExamples(texts, np.array(targets), told, checksum)
 
 

@@ -15,6 +15,7 @@ from opgrad.onnx.graph.nodes import names_in
 from opgrad.training.files.dataset import Dataset, TensorSpec
 from opgrad.tune.examples import RowData, TokenExamples, token_rows
 from opgrad.tune.language_model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel, finish
+from opgrad.tune.lines import ASKED, GIVEN, SYSTEM, system_of
 from opgrad.tune.tasks.base import TRAIN_ON, Learned, Task, TaskModel, Write, tokens_spec
 
 LOSSES = ("dpo", "orpo", "simpo")
@@ -143,7 +144,8 @@ def _pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Prompt, chosen and rejected of an object. Raises ValueError."""
     if not {"chosen", "rejected"} <= values.keys():
         raise ValueError(f"it has {', '.join(map(repr, values)) or 'nothing'}, expected {Answers.KINDS}")
-    prompt, texts = values.get("prompt"), [values["chosen"], values["rejected"]]
+    prompt = next((values[each] for each in ("prompt", *ASKED) if values.get(each) is not None), None)
+    texts = [values["chosen"], values["rejected"]]
     if texts[0] == texts[1] or not (all(isinstance(x, str) for x in texts) or all(isinstance(x, list) for x in texts)):
         raise ValueError(
             "chosen and rejected are the same or of different kinds, expected two texts or lists of messages"
@@ -155,9 +157,19 @@ def _pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         same -= same > 0 and texts[0][same - 1] == " "  # a blank belongs to the token behind it
         return texts[0][:same], texts[0][same:], texts[1][same:]
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
-    chats = [each if each[: len(before)] == before else [*before, *each] for each in texts]
+    chats = [_behind(before, each) for each in texts]
     same = _same(*chats)
     return chats[0][:same], chats[0][same:], chats[1][same:]
+
+
+def _behind(prompt: list[Any], answer: list[Any]) -> list[Any]:
+    """The chat of a prompt and an answer, or the answer if that is a chat with the prompt. Raises ValueError."""
+    roles = [each.get("role") for each in (*answer[:1], *prompt[-1:]) if isinstance(each, dict)]
+    if answer[: len(prompt)] == prompt or (roles[:1] == ["system"] and answer[1 : len(prompt) + 1] == prompt):
+        return answer
+    if roles in (["system", "user"], ["user", "user"]):
+        raise ValueError("chosen and rejected are chats that do not begin with the prompt, expected ones that do")
+    return [*prompt, *answer]
 
 
 def _same(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -184,14 +196,16 @@ class Answers(TokenExamples):
         lines = (told.lines - told.bad) // 2
         self.told = replace(told, lines=lines + told.bad, empty=lines - len(found))
 
-    def _objects(self, values: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    def _objects(self, values: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """The prompt with each answer as its completion."""
         prompt, *answers = _pair(values)
-        tools = {"tools": values["tools"]} if values.get("tools") else {}
-        return [
-            ({"prompt": prompt, "completion": each} if prompt or isinstance(each, str) else {"messages": each}) | tools
-            for each in answers
-        ]
+        are_texts = isinstance(answers[0], str)
+        beside = {each: values[each] for each in ("tools", *SYSTEM) if values.get(each)}
+        if are_texts and (system_of(values) or ("prompt" not in values and any(each in values for each in ASKED))):
+            beside |= {each: values[each] for each in (*ASKED, *GIVEN) if each in values}
+            return [{**beside, "output": each} for each in answers]
+        given = {"prompt": prompt} if prompt or are_texts else {}
+        return [{**beside, **given, "completion" if given else "messages": each} for each in answers]
 
     def __len__(self) -> int:
         return len(self.pairs)
