@@ -19,7 +19,7 @@ from command import cli
 import opgrad
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint
 from opgrad.training.files.checkpoint import write_checkpoint
-from opgrad.training.run import job
+from opgrad.training.run import fit, job
 from opgrad.training.run.fit import Interrupted
 from opgrad.training.run.metrics import EpochMetrics, best_epoch, plot_losses
 from opgrad.training.run.recipe import Recipe, Schedule
@@ -105,6 +105,19 @@ def test_a_resumed_run_gives_what_one_in_one_go_gives(digits, tmp_path, rows):
     assert (tmp_path / "parts" / "model.onnx").read_bytes() == (tmp_path / "whole" / "model.onnx").read_bytes().replace(
         b"whole", b"parts"
     )
+
+
+def test_a_run_goes_on_wherever_it_was_killed(digits, tmp_path, monkeypatch):
+    """Between its two checkpoints, and after its last epoch."""
+    recipe, writes = replace(FULL, epochs=2), [write_checkpoint] * 3
+    whole = job.train(digits, recipe, None, tmp_path / "whole", nothing)
+    monkeypatch.setattr(fit, "write_checkpoint", lambda *given: writes.pop()(*given))
+    with pytest.raises(IndexError):
+        job.train(digits, recipe, None, tmp_path / "parts", nothing)
+    monkeypatch.undo()
+    parts = job.train(digits, recipe, None, tmp_path / "parts", nothing, Resumption.read(tmp_path / "parts" / LAST))
+    assert (parts.best_epoch, parts.test) == (whole.best_epoch, whole.test)
+    assert_same_checkpoint(tmp_path / "parts" / BEST, tmp_path / "whole" / BEST)
 
 
 def save_lines(path, rows):

@@ -94,18 +94,12 @@ class Tuned(job.Trained):
         }
 
 
-def _resumption(path: Path, identity: str) -> Resumption:
-    """The checkpoint to go on from. Raises FileNotFoundError, and ValueError for one of another fine-tuning."""
+def _resumption(path: Path) -> tuple[Resumption, dict[str, Any]]:
+    """The checkpoint to go on from, and what identifies its fine-tuning. Raises FileNotFoundError."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path} to go on from")
-    found = Resumption.read(path, may_be_done=False)
-    noted = str(found.properties.get(PROPERTY, "{}"))
-    before, now = json_object(noted, f"property {PROPERTY} of {path}"), json.loads(identity)
-    for name in dict.fromkeys([*now, *before]):
-        was, value = before.get(name), now.get(name)
-        if was != value:
-            raise ValueError(f"{path} is of another fine-tuning: {name} was {was!r}, and is {value!r}")
-    return found
+    found = Resumption.read(path)
+    return found, json_object(str(found.properties.get(PROPERTY, "{}")), f"property {PROPERTY} of {path}")
 
 
 def _try_output(model: AdaptedModel, output: Path, resumption: Resumption | None) -> None:
@@ -206,7 +200,7 @@ class Tuner:
             trained weights stand in model.onnx. metrics.json, metrics.csv, metrics.jsonl and loss.png have the figures.
         samples: prompts that are written on after every epoch. log: called with each line about the run.
         progress: called after every step: rows done and in all, loss, last validation loss, tokens of a second.
-        resume: go on from last.checkpoint in the folder.
+        resume: go on from last.checkpoint in the folder, with its settings where none are given.
         processes: those that train together, of `opgrad.training.engine.distributed`.
         validation: how many of the examples validate, their share, or a file of others.
         loggers: what gets the figures of metrics.jsonl while they come: "tensorboard".
@@ -217,9 +211,8 @@ class Tuner:
         check_loggers(loggers)
         model, task, output, processes = self.adapted, self.adapted.task, Path(output), processes or OneProcess()
         other = validation if isinstance(validation, str | PathLike) else None
-        given = {"validation": validation, **settings} if other is None else settings
+        given = settings if validation is None else {"validation": validation if other is None else 1, **settings}
         task.refuse(samples=samples, train_on=train_on != TRAIN_ON)
-        recipe = Recipe(**{**task.DEFAULTS, "seed": model.seed, **given})
         written = list[dict[str, str]]()  # for each epoch, samples with the texts after them
 
         def tell(line: str) -> None:
@@ -240,23 +233,30 @@ class Tuner:
                     tell(f"after epoch {done // training.rows}: {prompt!r} → {text!r}")
 
         with processes.failing_together():
+            resumption, before = _resumption(output / LAST) if resume else (None, {})
+            saved = vars(resumption.state.recipe) if resumption is not None and resumption.state is not None else {}
+            recipe = Recipe(**{**task.DEFAULTS, "seed": model.seed, **saved, **given})
             examples = model.examples(data, train_on, skip_bad)
             held = None if other is None else model.examples(other, train_on, skip_bad)
             apart = {} if held is None else {"validation": held.checksum}
             about = {**model.about(), "train_on": train_on, "data": examples.checksum, **apart}
             identity = json.dumps(about, sort_keys=True)  # is the same for runs of which one may go on with the other
+            now = json.loads(identity)
+            for name in dict.fromkeys([*now, *before]) if resume else ():
+                if (was := before.get(name)) != now.get(name):
+                    other_run = f"{output / LAST} is of another fine-tuning"
+                    raise ValueError(f"{other_run}: {name} was {was!r}, and is {now.get(name)!r}")
             training, validating = task.rows(model, examples, recipe.batch_size), None
-            if validation_rows := recipe.validation_rows(training.rows):
+            if held is None and (validation_rows := recipe.validation_rows(training.rows)):
                 training, validating = training.split(validation_rows, recipe.split_seed)
             for line in notes(examples.told, model.max_length):
                 tell(line)
             if held is not None:
-                validating = task.rows(model, held, recipe.batch_size)
+                validating, recipe = task.rows(model, held, recipe.batch_size), replace(recipe, validation=len(held))
                 for line in notes(held.told, model.max_length):
                     tell(f"validation: {line}")
             if inexact := note(model.base.model):
                 tell(f"note: {inexact}")
-            resumption = _resumption(output / LAST, identity) if resume else None
             rows, lengths = zip(*(each.shape() for each in (training, validating) if each is not None), strict=True)
             shape = max(rows), max(lengths)
             setting = model.setting(*shape, max(each.form for each in (examples, held) if each is not None))
@@ -275,7 +275,7 @@ class Tuner:
                 state.initial_loss = trainer.evaluate(validating, recipe.batch_size).loss
             properties = {PROPERTY: identity}
             what = trainer, training, validating, state, output, properties, processes, recipe.batch_size, loggers
-            fit, before = Fit(*what), {} if resume else figures()
+            fit, first = Fit(*what), {} if resume else figures()
             fit.run(shown)
             run = Tuned(
                 state=fit.state, batch_losses=fit.batch_losses, told=examples.told, rows=training.rows,
@@ -285,7 +285,7 @@ class Tuner:
             )  # fmt: skip
             if run.best_epoch is not None:
                 trainer.restore(processes.on_first(lambda: read_checkpoint(output / BEST)) or trainer.checkpoint())
-            run = replace(run, figures={name: (before.get(name), value) for name, value in figures().items()})
+            run = replace(run, figures={name: (first.get(name), value) for name, value in figures().items()})
             return replace(run, files=processes.on_first(lambda: _write_run(model, run)) or ())
 
     def write(

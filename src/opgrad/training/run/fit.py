@@ -106,17 +106,10 @@ class Fit:
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        training: Examples,
-        validation: Examples | None,
-        state: RunState,
-        output: Path,
-        properties: Mapping[str, int | float | str],
-        processes: OneProcess,
-        validation_batch: int = BATCH_ROWS,
+        self, trainer: Trainer, training: Examples, validation: Examples | None, state: RunState, output: Path,
+        properties: Mapping[str, int | float | str], processes: OneProcess, validation_batch: int = BATCH_ROWS,
         loggers: Sequence[str] = (),
-    ):
+    ):  # fmt: skip
         recipe = state.recipe
         self.trainer, self.training, self.validation = trainer, training, validation
         self.state, self._recipe, self.output, self._properties = state, recipe, output, properties
@@ -284,7 +277,8 @@ class Fit:
         self._log(figures.pop("steps"), figures)
         state.rows = state.batches = 0
         state.loss_sum = state.seconds = 0.0
-        self._write(*[BEST] * (best_epoch(state.history) == len(state.history)), LAST, with_metrics=True)
+        # LAST goes first: until BEST is written, it has the parameters of the best epoch itself.
+        self._write(LAST, *[BEST] * (best_epoch(state.history) == len(state.history)), with_metrics=True)
 
     def _write(self, *names: str, with_metrics: bool = False) -> None:
         """Write checkpoints of these names, and the epochs' metrics, on the first process alone."""

@@ -121,17 +121,10 @@ def split(data: Dataset, recipe: Recipe) -> tuple[Dataset, Dataset | None, Datas
 
 
 def train(
-    artifacts: ArtifactSet,
-    recipe: Recipe,
-    file: Path | None,
-    output: Path,
-    progress: Progress,
-    resumption: Resumption | None = None,
-    processes: OneProcess | None = None,
-    finish: Callable[[Path], None] | None = None,
-    loggers: Sequence[str] = (),
-    device: str = "cpu",
-) -> Run | None:
+    artifacts: ArtifactSet, recipe: Recipe, file: Path | None, output: Path, progress: Progress,
+    resumption: Resumption | None = None, processes: OneProcess | None = None,
+    finish: Callable[[Path], None] | None = None, loggers: Sequence[str] = (), device: str = "cpu",
+) -> Run | None:  # fmt: skip
     """Train an artifact set and write what it gives into a folder.
 
     artifacts: what is trained.
@@ -231,15 +224,9 @@ def parameters_kept(output: Path) -> Iterator[None]:
 
 
 def begin(
-    artifacts: ArtifactSet,
-    recipe: Recipe,
-    training: Examples,
-    data: int,
-    resumption: Resumption | None,
-    processes: OneProcess,
-    patterns: bool = True,
-    kind: Callable[..., Trainer] = Trainer,
-) -> tuple[Trainer, RunState]:
+    artifacts: ArtifactSet, recipe: Recipe, training: Examples, data: int, resumption: Resumption | None,
+    processes: OneProcess, patterns: bool = True, kind: Callable[..., Trainer] = Trainer,
+) -> tuple[Trainer, RunState]:  # fmt: skip
     """A trainer whose kernels are compiled, and the state from which the run begins or goes on.
 
     data: the fingerprint of the training rows. patterns: see `session_options`. kind: makes a trainer.
