@@ -139,13 +139,7 @@ def test_batch_normalization_in_a_branch_trains(tmp_path):
 
 @pytest.mark.parametrize(
     "condition",
-    [
-        "Constant<value = bool {1}>()",
-        "Greater(two, one)",
-        "Equal(sizes, four)",
-        "Equal(size, four)",
-        "Equal(part, four)",
-    ],
+    ["Constant<value=bool {1}>()", "Greater(two, one)", "Equal(sizes, four)", "Equal(size, four)", "Equal(part, four)"],
 )
 @pytest.mark.parametrize("requires_grad", [None, ["*"]])
 def test_weights_of_branches_that_no_run_takes_are_none(condition, requires_grad, tmp_path):

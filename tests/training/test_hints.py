@@ -190,14 +190,7 @@ def another_rank_declared():
     return model, {}
 
 
-CASES = (
-    state_of_one_row,
-    scalar_input,
-    size_below_0,
-    nodes_out_of_order,
-    another_shape_declared,
-    another_rank_declared,
-)
+CASES = state_of_one_row, scalar_input, size_below_0, nodes_out_of_order, another_shape_declared, another_rank_declared
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

@@ -36,7 +36,12 @@ def export_model(
     outputs: the tensors that become the outputs, see `declared_outputs`.
     path: the file; beyond 2 GiB the values are in a second file, path + ".data". An error leaves older files alone.
     """
-    _save(*_inference_model(source, name, values, outputs), Path(path))
+    model, held = _inference_model(source, name, values, outputs)
+    path = destination(Path(path))
+    check_built(model)
+    beside = f"{path.name}.data"
+    with staged(path.parent, lambda _: [beside] if _keeps_in(path, beside) else [], path.name) as folder:
+        write_whole(model, held, folder / path.name)
 
 
 def check_export(artifacts: ArtifactSet, outputs: Values) -> None:
@@ -117,15 +122,6 @@ def _model(source: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
         opset_imports=source.opset_import,
         functions=source.functions,
     )
-
-
-def _save(model: onnx.ModelProto, values: Mapping[str, Held], path: Path) -> None:
-    """Check a model and write it to the file; beyond 2 GiB its large tensors go into a second file."""
-    path = destination(path)
-    check_built(model)
-    beside = f"{path.name}.data"
-    with staged(path.parent, lambda _: [beside] if _keeps_in(path, beside) else [], path.name) as folder:
-        write_whole(model, values, folder / path.name)
 
 
 def _keeps_in(path: Path, beside: str) -> bool:

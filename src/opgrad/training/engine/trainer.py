@@ -181,15 +181,9 @@ class Trainer:
 
     @naming("Trainer")
     def __init__(
-        self,
-        artifacts: ArtifactSet,
-        learning_rate: float = 1e-3,
-        options: onnxruntime.SessionOptions | None = None,
-        row_wise: Sequence[str] = (),
-        fuse: bool = True,
-        loss_scale: float | str | None = None,
-        device: str = "cpu",
-    ):
+        self, artifacts: ArtifactSet, learning_rate: float = 1e-3, options: onnxruntime.SessionOptions | None = None,
+        row_wise: Sequence[str] = (), fuse: bool = True, loss_scale: float | str | None = None, device: str = "cpu",
+    ):  # fmt: skip
         on = opened(device)
         if options is None:
             options = session_options(get_num_threads())

@@ -400,14 +400,9 @@ def _tell_nodes_elsewhere(session: onnxruntime.InferenceSession, title: str) -> 
 
 
 def open_training(
-    model: onnx.ModelProto,
-    gradients: Mapping[str, str],
-    memory: TrainingMemory,
-    constants: Mapping[str, np.ndarray],
-    options: onnxruntime.SessionOptions,
-    title: str,
-    fuse: bool = True,
-) -> BoundGraph:
+    model: onnx.ModelProto, gradients: Mapping[str, str], memory: TrainingMemory, constants: Mapping[str, np.ndarray],
+    options: onnxruntime.SessionOptions, title: str, fuse: bool = True,
+) -> BoundGraph:  # fmt: skip
     """A training graph that reads parameters from memory, and writes the gradients of a batch there.
 
     model: the graph, which is changed. gradients: by parameter, the output with its gradient. memory: the parameters

@@ -257,13 +257,9 @@ def _stepped(rule: SGDRule | MomentumRule | LionRule | AdagradRule, slot: Slot, 
 
 
 def build_step(
-    found: GradientGraph,
-    layout: StateLayout,
-    rule: StepRule,
-    frozen: Constants,
-    outputs: Mapping[str, str],
+    found: GradientGraph, layout: StateLayout, rule: StepRule, frozen: Constants, outputs: Mapping[str, str],
     labels: Labels | None,
-) -> onnx.ModelProto:
+) -> onnx.ModelProto:  # fmt: skip
     """The model of a step.
 
     layout: the inputs whose new values are outputs. frozen: values that become part of the model. outputs: for each
@@ -303,13 +299,9 @@ def build_step(
 
 
 def build_forward(
-    artifacts: ArtifactSet,
-    layout: StateLayout,
-    frozen: Constants,
-    outputs: Mapping[str, str],
-    labels: Labels | None,
+    artifacts: ArtifactSet, layout: StateLayout, frozen: Constants, outputs: Mapping[str, str], labels: Labels | None,
     opset: int | None,
-) -> onnx.ModelProto:
+) -> onnx.ModelProto:  # fmt: skip
     """The eval graph up to some of its values, with the parameters as the step takes them; see `build_step`."""
     model = plain_model(artifacts.eval_model, opset)
     keep(model.graph.node, needed(model.graph.node, outputs))

@@ -190,13 +190,9 @@ class StateLayout:
 
 
 def layout_of(
-    trainable: Mapping[str, np.ndarray],
-    statistics: Mapping[str, np.ndarray],
-    moments: Sequence[str],
-    dtype: np.dtype[Any],
-    flat: bool,
-    accumulate: bool,
-) -> StateLayout:
+    trainable: Mapping[str, np.ndarray], statistics: Mapping[str, np.ndarray], moments: Sequence[str],
+    dtype: np.dtype[Any], flat: bool, accumulate: bool,
+) -> StateLayout:  # fmt: skip
     """The layout for these parameters and statistics.
 
     trainable, statistics: the values by name. moments: their names. dtype: that of parameters and statistics; moments

@@ -408,15 +408,10 @@ class ArtifactSet:
     @classmethod
     @naming("ArtifactSet")
     def of(
-        cls,
-        directory: Path,
-        models: tuple[onnx.ModelProto, onnx.ModelProto],
-        gradients: Mapping[str, str],
-        values: Mapping[str, Held],
-        rule: Rule,
-        parameters: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+        cls, directory: Path, models: tuple[onnx.ModelProto, onnx.ModelProto], gradients: Mapping[str, str],
+        values: Mapping[str, Held], rule: Rule, parameters: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
         inputs: Sequence[TensorSpec] = (),
-    ) -> "ArtifactSet":
+    ) -> "ArtifactSet":  # fmt: skip
         """An artifact set of its graphs.
 
         models: the training graph, whose last outputs are the gradients, and the eval graph, both with placeholders.

@@ -230,12 +230,6 @@ class ValuesFile(AbstractContextManager["ValuesFile"]):
                 flush(self._file)
 
 
-def model_bytes(model: onnx.ModelProto, values: Mapping[str, Held]) -> int:
-    """An upper bound of the bytes of a model with the values of its placeholders."""
-    own = [each.name for each in model.graph.initializer if is_placeholder(each)]
-    return model.ByteSize() + sum(nbytes_of(values[name]) + 16 for name in own)
-
-
 def write_model(
     model: onnx.ModelProto, values: Mapping[str, Held], path: Path, outside: ValuesFile | None = None
 ) -> None:
@@ -253,7 +247,8 @@ def write_model(
 
 def write_whole(model: onnx.ModelProto, values: Mapping[str, Held], path: Path, beside: bool = False) -> None:
     """`write_model`; beyond 2 GiB, or if `beside`, the values go into a file of its name with ".data" appended."""
-    if beside or model_bytes(model, values) > LARGEST_MODEL:
+    own = [each.name for each in model.graph.initializer if is_placeholder(each)]
+    if beside or model.ByteSize() + sum(nbytes_of(values[name]) + 16 for name in own) > LARGEST_MODEL:
         with ValuesFile(path.with_name(f"{path.name}.data")) as outside:
             write_model(model, values, path, outside)
     else:

@@ -184,13 +184,9 @@ def take_parameters(model: onnx.ModelProto, names: Collection[str]) -> list[Tens
 
 
 def training_graph(
-    model: onnx.ModelProto,
-    loss: str,
-    wanted: Sequence[str],
-    constants: Sequence[TensorProto] = (),
-    ends: Sequence[str] = (),
-    known: Graph | None = None,
-) -> Differentiated:
+    model: onnx.ModelProto, loss: str, wanted: Sequence[str], constants: Sequence[TensorProto] = (),
+    ends: Sequence[str] = (), known: Graph | None = None,
+) -> Differentiated:  # fmt: skip
     """The model with the gradients of a loss, `<name>_grad` for each of `wanted`, behind its outputs.
 
     model: changed. loss: one number. wanted: inputs of the graph. constants: the values of other inputs, on which
