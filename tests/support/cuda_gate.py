@@ -17,7 +17,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +61,14 @@ class Gate:
     chosen: Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]] = lambda choice: [choice]
 
     @property
-    def choice(self) -> Mapping[str, Sequence[Any]]:
+    def choice(self):
         """The levels that this run combines in every way."""
         return self.levels(self.full) if FULL else self.few
 
-    def levels(self, names: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+    def levels(self, names):
         return {name: self.factors[name] for name in names}
 
-    def kinds(self) -> dict[str, tuple[Kind, Any]]:
+    def kinds(self):
         """Kinds with their programs, by name: all combinations of levels of the factors of each group are there."""
         groups = [self.choice]
         for names in itertools.combinations(self.factors, TOGETHER):
@@ -83,9 +83,7 @@ class Gate:
                         covered |= _combinations(kind, groups)
         return found
 
-    def _best(
-        self, wanted: Sequence[tuple[str, Any]], groups: Sequence[Any], covered: set[Any], numbers: random.Random
-    ) -> list[tuple[Kind, Any]]:
+    def _best(self, wanted, groups, covered, numbers):
         """Of some kinds with these levels, that which has most combinations that are new; none if there are none."""
         candidates = []
         for _ in range(TRIES):
@@ -98,7 +96,7 @@ class Gate:
         return sorted(candidates, key=lambda each: len(_combinations(each[0], groups) & covered))[:1]
 
 
-def _combinations(kind: Kind, groups: Sequence[Mapping[str, Any]]) -> set[Any]:
+def _combinations(kind, groups):
     return {tuple((name, kind[name]) for name in group) for group in groups}
 
 
@@ -106,7 +104,7 @@ def _combinations(kind: Kind, groups: Sequence[Mapping[str, Any]]) -> set[Any]:
 
 
 @contextmanager
-def on(arch: int) -> Iterator[None]:
+def on(arch):
     """As if on a device of this architecture."""
     from opgrad.cuda import execute, indexing, regimes
 
@@ -120,7 +118,7 @@ def on(arch: int) -> Iterator[None]:
             module.device = execute.device
 
 
-def specialised(value: Any, aligned: bool) -> Any:
+def specialised(value, aligned):
     """What Triton compiles a kernel for, of an argument that is no constant."""
     from opgrad.contract.signature import Operand
     from opgrad.cuda.execute import Scratch
@@ -136,9 +134,9 @@ def specialised(value: Any, aligned: bool) -> Any:
     return value
 
 
-def key_of(launch: Any, aligned: bool, arch: int) -> str:
+def key_of(launch, aligned, arch):
     """What tells a kernel from others as compiled."""
-    key: list[Any] = [launch.kernel.fn.__module__, launch.kernel.fn.__name__, arch, launch.options]
+    key = [launch.kernel.fn.__module__, launch.kernel.fn.__name__, arch, launch.options]
     for parameter in launch.kernel.params:
         value = launch.arguments[parameter.name]
         constant = parameter.is_constexpr
@@ -146,9 +144,9 @@ def key_of(launch: Any, aligned: bool, arch: int) -> str:
     return repr(key)
 
 
-def compile_share(gate: Gate, share: int) -> None:
+def compile_share(gate, share):
     """Compile every PROCESSES-th kernel from this one on; print what was found, and of what kernels kinds consist."""
-    numbers: dict[str, int] = {}
+    numbers = {}
     for name, (kind, program) in gate.kinds().items():
         aligned, own = kind["pointers"] == "aligned", []
         for launch in (*(program.checks if kind.get("check") else ()), *program.launches):
@@ -161,7 +159,7 @@ def compile_share(gate: Gate, share: int) -> None:
             print(json.dumps(["kind", name, kind, vector, own]), flush=True)
 
 
-def vector_of(launch: Any) -> int:
+def vector_of(launch):
     """How many elements a thread can read at a time: a vector, unless its share of the tile is less."""
     arguments = dict(launch.arguments)
     for constants in (value for name, value in launch.arguments.items() if name in ("T", "C")):
@@ -173,7 +171,7 @@ def vector_of(launch: Any) -> int:
     return max(min(vector, tile // (32 * launch.warps)), 1)
 
 
-def report(launch: Any, aligned: bool, arch: int) -> dict[str, Any]:
+def report(launch, aligned, arch):
     """What the compiler makes of a launch; under "error" its last words, where it makes nothing."""
     from opgrad.cuda.execute import Program
     from opgrad.cuda.inspect import compiled
@@ -196,12 +194,12 @@ class Compiled:
     vector: int
     kernels: Sequence[Mapping[str, Any]]
 
-    def widest(self, way: str) -> int:
+    def widest(self, way):
         """Bytes of the widest of its loads or stores."""
         return max((int(width) for each in self.kernels for width in each.get(way, ())), default=0)
 
 
-def compile_all(file: str, gate: str, folder: Path) -> dict[str, Compiled]:
+def compile_all(file, gate, folder):
     """What the script, a test file, compiles of a gate: kinds by name."""
     found = [folder / f"{share}.json" for share in range(PROCESSES)]  # a pipe would hold up who is not read
     processes = []
@@ -217,36 +215,36 @@ def compile_all(file: str, gate: str, folder: Path) -> dict[str, Compiled]:
     return {name: Compiled(kind, vector, [kernels[each] for each in own]) for name, kind, vector, own in kinds}
 
 
-def errors(kinds: Mapping[str, Compiled]) -> dict[str, list[str]]:
+def errors(kinds):
     """What the compiler said of the kinds that it refuses."""
     found = {name: [each["error"] for each in kind.kernels if "error" in each] for name, kind in kinds.items()}
     return {name: said for name, said in found.items() if said}
 
 
-def spills(kinds: Mapping[str, Compiled]) -> dict[str, list[str]]:
+def spills(kinds):
     """The kinds with kernels that put registers by for want of them, and how many bytes of a thread."""
 
-    def most(kind: Kind, kernel: Mapping[str, Any]) -> int:
+    def most(kind, kernel):
         return CHOSEN if kernel["registers"] < min(MOST_REGISTERS, REGISTERS // (32 * kernel["warps"])) else 0
 
     return _over(kinds, "spilled", most)
 
 
-def over_registers(kinds: Mapping[str, Compiled], most: int) -> dict[str, list[str]]:
+def over_registers(kinds, most):
     """The kinds whose kernels take more registers: of 128 a thread, a multiprocessor holds 512 threads.
 
     In few rows it has two programs to run at most, however many registers they take. Whether arrays begin at aligned
     addresses is not known when tiles are chosen.
     """
 
-    def limit(kind: Kind, kernel: Mapping[str, Any]) -> int:
+    def limit(kind, kernel):
         few = str(kind.get("regime", "")).startswith("few")
         return most + 32 if few or kind["pointers"] == "unaligned" else most
 
     return _over(kinds, "registers", limit)
 
 
-def _over(kinds: Mapping[str, Compiled], resource: str, most: Callable[..., int]) -> dict[str, list[str]]:
+def _over(kinds, resource, most):
     found = {
         name: [
             f"{kernel['name']}: {kernel[resource]} {resource}"
@@ -258,13 +256,13 @@ def _over(kinds: Mapping[str, Compiled], resource: str, most: Callable[..., int]
     return {name: over for name, over in found.items() if over}
 
 
-def missing(kinds: Mapping[str, Compiled], **levels: Sequence[Any]) -> list[tuple[Any, ...]]:
+def missing(kinds, **levels):
     """The combinations of these factors' levels that are in no kind."""
     there = {tuple(each.kind[name] for name in levels) for each in kinds.values()}
     return [combination for combination in itertools.product(*levels.values()) if combination not in there]
 
 
-def environment() -> dict[str, str]:
+def environment():
     """That of a process in which Triton compiles; opgrad is where this process has it."""
     found = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return found | {"PYTHONPATH": os.pathsep.join(filter(None, (SUPPORT, os.environ.get("PYTHONPATH"))))}

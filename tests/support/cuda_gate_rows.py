@@ -1,11 +1,8 @@
 """Rows for the gate of compiled kernels: how many and how long, to reach a regime, and how they lie in memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from cuda_gate import FULL
 
-from cuda_gate import FULL, Kind
-
-from opgrad.contract import DTYPES, Operator, Spec, arrangement, normalise
+from opgrad.contract import DTYPES, Spec, arrangement, normalise
 from opgrad.contract.signature import prepare
 
 # Where a regime is reached: the length of rows (the first of some that belongs to it), and how many rows there are,
@@ -46,7 +43,7 @@ REST = {"whole": 16, "part": 12, "odd": 15, "one": 0, "huge": 0}
 LAYOUTS = ("contiguous", "spaced", "apart", "stepped", "repeated", "wide", "crossed")
 
 
-def shapes_of(kind: Kind, regimes: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
+def shapes_of(kind, regimes):
     """The shapes that may belong to a kind's regime: rows along axis 1, or along axis 3."""
     lengths, samples = regimes[kind["regime"]]
     huge = kind["samples"] == "huge"
@@ -59,11 +56,11 @@ def shapes_of(kind: Kind, regimes: Mapping[str, Any]) -> Iterator[tuple[int, ...
         yield (before, n, *others) if len(others) < 2 else (before, *others, n)
 
 
-def _numbers(samples: int | tuple[int, ...]) -> tuple[int, ...]:
+def _numbers(samples):
     return (samples,) if isinstance(samples, int) else samples
 
 
-def program_of(op: Operator, kind: Kind, attributes: Mapping[str, Any], dtypes: Mapping[str, str]) -> Any:
+def program_of(op, kind, attributes, dtypes):
     """The program of a kind whose rows lie along axis 1, or None if no shape leads to its regime.
 
     dtypes: of those arguments and results that are there.
@@ -77,15 +74,13 @@ def program_of(op: Operator, kind: Kind, attributes: Mapping[str, Any], dtypes: 
     return None
 
 
-def specs_of(
-    op: Operator, shape: tuple[int, ...], attributes: Mapping[str, Any], dtypes: Mapping[str, str], how: str
-) -> dict[str, Spec]:
+def specs_of(op, shape, attributes, dtypes, how):
     """Specs of arguments and results: arrays that have an entry for each element lie as is said, others in C order."""
     tensors, known = {**op.inputs, **op.results}, dict(op.attributes) | dict(attributes)
     normalise(op, known, {"": shape})
     elements = [name for name in dtypes if tensors[name].role == "element"]
     last = [name for name in elements if name in op.inputs][-1]
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(op.inputs, ())
+    shapes = dict.fromkeys(op.inputs, ())
     specs = {}
     for name in (*dtypes, *dtypes):  # twice: the shape of dy is that of labels, which come behind it
         own, size = tensors[name].shape, DTYPES[dtypes[name]].itemsize
@@ -97,7 +92,7 @@ def specs_of(
     return specs
 
 
-def laid_out(shape: Sequence[int], how: str, first: bool, last: bool) -> tuple[int, ...]:
+def laid_out(shape, how, first, last):
     """Strides in elements of an operand of this shape, whose rows lie along axis 1."""
     lengths, step, order = list(shape), 1, list(range(len(shape)))
     if how == "spaced":
@@ -120,17 +115,17 @@ def laid_out(shape: Sequence[int], how: str, first: bool, last: bool) -> tuple[i
     return tuple(strides)
 
 
-def is_wide(kind: Kind) -> bool:
+def is_wide(kind):
     """Whether rows can be read in vectors: they are contiguous, and arrays begin at aligned addresses."""
     return kind["pointers"] == "aligned" and kind["layout"] in ("contiguous", "spaced", "apart")
 
 
-def reachable(levels: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+def reachable(levels):
     """Levels without the regimes that this Triton does not have."""
     return {name: [each for each in of if each != "cluster" or clusters()] for name, of in levels.items()}
 
 
-def clusters() -> bool:
+def clusters():
     """Whether this Triton reduces across a cluster."""
     from opgrad.cuda import regimes
 

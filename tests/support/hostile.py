@@ -2,37 +2,36 @@
 
 import decimal
 import fractions
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from opgrad.cli.examples import examples
-from opgrad.contract import NEEDS, Operator
+from opgrad.contract import NEEDS
 
 
 class Raising:
     """Whatever is asked of it, it raises something else."""
 
-    def __index__(self) -> int:
+    def __index__(self):
         raise RuntimeError("no index")
 
-    def __float__(self) -> float:
+    def __float__(self):
         raise KeyError("no float")
 
-    def __len__(self) -> int:
+    def __len__(self):
         raise ZeroDivisionError("no length")
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         raise OSError("not comparable")
 
-    def __bool__(self) -> bool:
+    def __bool__(self):
         raise AttributeError("neither true nor false")
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         raise IndexError("nothing to go through")
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_, **__):
         raise AssertionError("no array")
 
     __hash__ = object.__hash__
@@ -41,21 +40,21 @@ class Raising:
 class Lying:
     """It says that it is a number, and gives none."""
 
-    def __index__(self) -> Any:
+    def __index__(self):
         return "three"
 
-    def __float__(self) -> Any:
+    def __float__(self):
         return "three"
 
 
 class Unprintable(Raising):
     """Its representation raises, too."""
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         raise ValueError("nothing to show")
 
 
-def values() -> list[Any]:
+def values():
     """Made anew for each use: some are changed by being used."""
     scalars = [
         np.dtype(name).type(1)
@@ -79,13 +78,13 @@ def values() -> list[Any]:
     ]
 
 
-def attributes(op: Operator) -> list[str]:
+def attributes(op):
     """What an operator takes beside arrays and `out`."""
     more = op.general.keywords if op.general else ()
     return [*op.attributes, *(name for name in more if name != NEEDS), *([NEEDS] if NEEDS in more else [])]
 
 
-def arguments(op: Operator, sampled: Any) -> dict[str, Any]:
+def arguments(op, sampled):
     """Valid arguments of an operator."""
     return dict(sampled(op) if op.family in SAMPLED else examples(op, "float32")[0].arguments)
 

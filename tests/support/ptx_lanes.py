@@ -1,7 +1,5 @@
 """Lines of PTX, run by one lane for each entry of their operands."""
 
-from collections.abc import Mapping
-
 import numpy as np
 from ptx.machine import Launch
 from ptx.memory import GlobalMemory
@@ -26,8 +24,7 @@ KERNEL = """
 """
 
 
-def kernel(code: str, arrays: Mapping[str, np.ndarray], written: Mapping[str, np.ndarray], threads: int,
-           shared: int = 1024) -> str:  # fmt: skip
+def kernel(code, arrays, written, threads, shared=1024):
     """The kernel that loads a lane's entry of arrays into registers of their names, and stores what is written."""
     names = [*arrays, *written]
     loads, stores = [], []
@@ -45,7 +42,7 @@ def kernel(code: str, arrays: Mapping[str, np.ndarray], written: Mapping[str, np
     )  # fmt: skip
 
 
-def run(code: str, results: Mapping[str, str], threads: int | None = None, **operands) -> tuple[np.ndarray, ...]:
+def run(code, results, threads=None, **operands):
     """What registers hold behind the code, by name and dtype; operands: what they hold before it."""
     count = max(np.size(each) for each in operands.values()) if operands else 32
     threads = threads or -(-count // 32) * 32
@@ -55,9 +52,7 @@ def run(code: str, results: Mapping[str, str], threads: int | None = None, **ope
     return tuple(each[:count] for each in written.values())
 
 
-def launch(
-    text: str, arrays: Mapping[str, np.ndarray], threads: int, grid=(1, 1, 1), shared=0, written=(), **more
-) -> Launch:
+def launch(text, arrays, threads, grid=(1, 1, 1), shared=0, written=(), **more):
     """Run a kernel whose parameters are these arrays; of those in `written` nothing is there yet."""
     memory = GlobalMemory()
     for name, array in arrays.items():

@@ -5,15 +5,13 @@ before any goes on behind it (a weak topological order, Bourdoncle 1993). How th
 matter: what is seldom run stands at the end of the text, and leads back to the middle.
 """
 
-from collections.abc import Sequence
 
-
-def order(successors: Sequence[Sequence[int]]) -> list[int]:
+def order(successors):
     """All blocks, the first first; successors: of each block."""
     return _ordered(list(range(len(successors))), successors)
 
 
-def _ordered(nodes: Sequence[int], successors: Sequence[Sequence[int]]) -> list[int]:
+def _ordered(nodes, successors):
     found = []
     for component in _components(nodes, successors):
         head, *rest = component
@@ -21,23 +19,23 @@ def _ordered(nodes: Sequence[int], successors: Sequence[Sequence[int]]) -> list[
     return found
 
 
-def _components(nodes: Sequence[int], successors: Sequence[Sequence[int]]) -> list[list[int]]:
+def _components(nodes, successors):
     """The strongly connected components of these nodes in topological order, their entry first (Kosaraju)."""
     inside = set(nodes)
     behind = {node: [each for each in successors[node] if each in inside] for node in nodes}
-    before: dict[int, list[int]] = {node: [] for node in nodes}
+    before = {node: [] for node in nodes}
     for node, ways in behind.items():
         for each in ways:
             before[each].append(node)
-    seen: set[int] = set()
+    seen = set()
     finished = [each for node in nodes for each in _finished(node, behind, seen)]
     place = {node: number for number, node in enumerate(reversed(finished))}
-    taken: set[int] = set()
+    taken = set()
     found = [_finished(node, before, taken) for node in reversed(finished) if node not in taken]
     return [sorted(each, key=place.__getitem__) for each in found if each]
 
 
-def _finished(start: int, ways: dict[int, list[int]], seen: set[int]) -> list[int]:
+def _finished(start, ways, seen):
     """What is reached from a node and was not seen, in the order in which a depth-first search is done with it."""
     if start in seen:
         return []

@@ -6,15 +6,13 @@ lanes that parted meet again behind the branch; a barrier holds a lane until all
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from ptx.memory import SHARED_BASE, GlobalMemory, SharedMemory
-from ptx.parser import Instruction, PtxError, Register
+from ptx.parser import PtxError
 from ptx.program import Program
 from ptx.sanitizer import Finding, Races, Sanitizer
-from ptx.types import Type
 
 WARP = 32
 FORWARD, BACKWARD = 1, -1  # orders in which thread blocks run
@@ -40,7 +38,7 @@ class Launch:
     orders: tuple[int, ...] = (FORWARD,)
     sanitizer: Sanitizer = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         kernel = self.program.kernel
         self.sanitizer = Sanitizer(kernel.name, self.memory, self.program.global_granule)
         if kernel.threads not in (0, self.threads):
@@ -55,7 +53,7 @@ class Launch:
             first = kernel.instructions[0]
             self.sanitizer.found["local", 0] = Finding("local", kernel.name, first, (0, 0, 0), 0, detail)
 
-    def run(self) -> None:
+    def run(self):
         """Run the thread blocks, in each of the orders from the same memory. Raises Findings for what no kernel may
         do, and if orders leave different bytes."""
         before = self.memory.bytes() if len(self.orders) > 1 else None
@@ -68,14 +66,14 @@ class Launch:
             self.sanitizer.compare(after, self.program.kernel.instructions[0])
         self.sanitizer.raise_found()
 
-    def _run_in(self, order: int) -> None:
+    def _run_in(self, order):
         blocks = self.blocks().reshape(-1, self.ctas)[::order].ravel()
         together = max(LANES // (self.threads * self.ctas), 1) * self.ctas
         with np.errstate(all="ignore"):
             for first in range(0, len(blocks), together):
                 Machine(self, blocks[first : first + together]).run()
 
-    def blocks(self) -> np.ndarray:
+    def blocks(self):
         """The thread blocks that are run, whole clusters of them."""
         return np.arange(self.grid[0] * self.grid[1] * self.grid[2])
 
@@ -85,7 +83,7 @@ class Machine:
 
     warp = WARP
 
-    def __init__(self, launch: Launch, blocks: np.ndarray):
+    def __init__(self, launch, blocks):
         self.launch, self.program, self.sanitizer = launch, launch.program, launch.sanitizer
         self.memory = launch.memory
         self.blocks, self.threads = blocks, launch.threads
@@ -94,7 +92,7 @@ class Machine:
         self.cta = np.repeat(np.arange(len(blocks)), self.threads)
         self.cluster = self.cta // launch.ctas
         self.tid = np.tile(np.arange(self.threads), len(blocks))
-        self.registers: dict[str, np.ndarray] = {}
+        self.registers = {}
         self.next = np.zeros(self.lanes, np.int32)
         self.waiting = np.zeros(self.lanes, np.int8)
         self.arrivals = np.zeros(self.lanes, np.int32)  # at the barrier of the cluster
@@ -103,18 +101,18 @@ class Machine:
         self.cluster_epoch = np.zeros(len(blocks) // launch.ctas, np.int32)
         self.shared = SharedMemory(len(blocks), launch.shared + sum(self.program.kernel.shared.values()))
         self.races = Races(self, self.program.granule)
-        self.copies: list[Any] = []
+        self.copies = []
         self.committed = np.zeros(self.lanes, np.int32)
-        self._lost: dict[str, np.ndarray] = {}
+        self._lost = {}
         names = [each.name for each in self.program.kernel.parameters]
         self.parameters = dict(zip(names, launch.arguments, strict=True))
 
     @property
-    def end(self) -> int:
+    def end(self):
         """The number of the block behind the last: where lanes have exited."""
         return len(self.program.blocks)
 
-    def run(self) -> None:
+    def run(self):
         """Run until all lanes have exited."""
         while True:
             ready = np.where(self.waiting == 0, self.next, self.end)
@@ -128,7 +126,7 @@ class Machine:
             active = ready == number
             self._run_block(number, None if active.all() else active)
 
-    def _run_block(self, number: int, active: np.ndarray | None) -> None:
+    def _run_block(self, number, active):
         block = self.program.blocks[number]
         self.branch(block.following, active)
         for step in block.steps:
@@ -143,18 +141,18 @@ class Machine:
 
     # --- registers and constants
 
-    def register(self, register: Register) -> np.ndarray:
+    def register(self, register):
         """A register's lanes."""
         found = self.registers.get(register.name)
         if found is None:
             found = self.registers[register.name] = np.full(self.lanes, POISON[register.type.bits], register.type.raw)
         return found
 
-    def spread(self, value: np.ndarray) -> np.ndarray:
+    def spread(self, value):
         """A value that all lanes share as an entry for each."""
         return value if value.ndim else np.broadcast_to(value, (self.lanes,))
 
-    def scatter(self, lanes: np.ndarray, values: np.ndarray, of: Type) -> tuple[np.ndarray, np.ndarray | None]:
+    def scatter(self, lanes, values, of):
         """Values of some lanes as an array of all, and the mask of those."""
         if len(lanes) == self.lanes:
             return values, None
@@ -162,16 +160,16 @@ class Machine:
         whole[lanes], mask[lanes] = values, True
         return whole, mask
 
-    def active(self, mask: np.ndarray | None) -> np.ndarray:
+    def active(self, mask):
         """The numbers of the lanes in a mask."""
         return self.every if mask is None else np.flatnonzero(mask)
 
-    def place(self, lane: int) -> tuple[tuple[int, int, int], int]:
+    def place(self, lane):
         """The block and the thread of a lane."""
         number, (x, y, _) = int(self.blocks[self.cta[lane]]), self.launch.grid
         return (number % x, number // x % y, number // (x * y)), int(self.tid[lane])
 
-    def special(self, name: str) -> np.ndarray:
+    def special(self, name):
         """A special register."""
         register, _, axis = name.lstrip("%").partition(".")
         place, grid = "xyz".index(axis) if axis else 0, self.launch.grid
@@ -188,7 +186,7 @@ class Machine:
             raise PtxError(f"unknown special register {name}")
         return self.spread(np.asarray(values[register][place]))
 
-    def symbol(self, name: str) -> int:
+    def symbol(self, name):
         """The address of a variable in shared memory."""
         at = SHARED_BASE
         for each, size in sorted(self.program.kernel.shared.items(), key=lambda item: -item[1]):
@@ -199,12 +197,12 @@ class Machine:
 
     # --- address arithmetic that lost bits
 
-    def lost(self, names: Sequence[str]) -> np.ndarray | None:
+    def lost(self, names):
         """The lanes in which one of these registers depends on a number that lost its upper bits."""
         found = [self._lost[name] for name in names if name in self._lost]
         return np.logical_or.reduce(found) if found else None
 
-    def note_lost(self, names: Sequence[str], lost: np.ndarray | None, mask: np.ndarray | None) -> None:
+    def note_lost(self, names, lost, mask):
         for name in names:
             before = self._lost.get(name)
             if lost is None and before is None:
@@ -216,31 +214,31 @@ class Machine:
 
     # --- branches and barriers
 
-    def branch(self, target: int, mask: np.ndarray | None) -> None:
+    def branch(self, target, mask):
         """Send lanes to another block."""
         if mask is None:
             self.next[:] = target
         else:
             self.next[mask] = target
 
-    def wait(self, barrier: int, instruction: Instruction, mask: np.ndarray | None) -> None:
+    def wait(self, barrier, instruction, mask):
         """Let lanes wait at a barrier: at that of their block until all its lanes do, at that of their cluster until
         all its lanes have arrived as often as they."""
         self.waiting[self.active(mask)] = barrier
         self.barrier = instruction
         self._release_cta() if barrier == CTA_BARRIER else self._release_clusters()
 
-    def arrive(self, mask: np.ndarray | None) -> None:
+    def arrive(self, mask):
         """Let lanes arrive at the barrier of their cluster."""
         self.arrivals[self.active(mask)] += 1
         self._release_clusters()
 
-    def _release_cta(self) -> None:
+    def _release_cta(self):
         there = (self.waiting == CTA_BARRIER).reshape(-1, self.threads).all(1)
         self.waiting.reshape(-1, self.threads)[there] = 0
         self.cta_epoch[there] += 1
 
-    def _release_clusters(self) -> None:
+    def _release_clusters(self):
         least = self.arrivals.reshape(len(self.cluster_epoch), -1).min(1)
         ended = least > self.cluster_epoch
         self.cta_epoch.reshape(-1, self.launch.ctas)[ended] += 1
@@ -248,7 +246,7 @@ class Machine:
         through = (self.waiting == CLUSTER_BARRIER) & (self.arrivals <= least[self.cluster])
         self.waiting[through] = 0
 
-    def _stuck(self) -> bool:
+    def _stuck(self):
         """Report lanes that wait for others which never come, and let them go on; whether there were any."""
         lanes = np.flatnonzero(self.waiting)
         detail = "not all threads of its block reach the barrier: others have exited or wait at another one"
@@ -257,6 +255,6 @@ class Machine:
         return len(lanes) > 0
 
 
-def _both(active: np.ndarray | None, guard: np.ndarray) -> np.ndarray | None:
+def _both(active, guard):
     mask = guard if active is None else active & guard
     return None if mask.all() else mask

@@ -26,11 +26,11 @@ class Allocation:
     written: np.ndarray | None = None
 
     @property
-    def end(self) -> int:
+    def end(self):
         return self.address + self.size
 
 
-def _union(one: Allocation, other: Allocation) -> Allocation:
+def _union(one, other):
     """Both, and what lies between; written, unless neither was."""
     address, end = min(one.address, other.address), max(one.end, other.end)
     size = end - address
@@ -41,7 +41,7 @@ def _union(one: Allocation, other: Allocation) -> Allocation:
 class _Everything:
     """All of the host's memory as an array from ORIGIN on."""
 
-    def __init__(self, words: np.dtype):
+    def __init__(self, words):
         count = (1 << 47) // words.itemsize
         self.__array_interface__ = {
             "version": 3, "data": (ORIGIN, False), "shape": (count,), "typestr": words.str
@@ -49,12 +49,12 @@ class _Everything:
 
 
 @cache
-def everything(width: int) -> np.ndarray:
+def everything(width):
     """The host's memory as words of so many bytes."""
     return np.asarray(_Everything(np.dtype(WORDS[width])))
 
 
-def byte_bounds(array: np.ndarray) -> tuple[int, int]:
+def byte_bounds(array):
     """Where its elements begin and end; an empty array lies at one place."""
     return np.lib.array_utils.byte_bounds(array) if array.size else (array.ctypes.data, array.ctypes.data)
 
@@ -65,12 +65,12 @@ class GlobalMemory:
 
     allocations: list[Allocation] = field(default_factory=list)
 
-    def add(self, array: np.ndarray, name: str, written: bool = True) -> Allocation:
+    def add(self, array, name, written=True):
         """Let kernels access an array's memory, all that lies between its first and its last element."""
         low, high = byte_bounds(array)
         return self.add_range(name, low, high - low, written)
 
-    def add_range(self, name: str, address: int, size: int, written: bool = True) -> Allocation:
+    def add_range(self, name, address, size, written=True):
         """Let kernels access so many bytes from an address on; what overlaps becomes one allocation."""
         found = Allocation(name, address, size, None if written else np.zeros(size, np.uint8))
         for each in [each for each in self.allocations if each.address < found.end and found.address < each.end]:
@@ -79,11 +79,11 @@ class GlobalMemory:
         self.allocations.insert(bisect_right(self.starts(), found.address), found)
         return found
 
-    def remove(self, allocation: Allocation) -> None:
+    def remove(self, allocation):
         """Let kernels access it no more."""
         self.allocations = [each for each in self.allocations if each is not allocation]
 
-    def fill(self, low: int, high: int) -> bool:
+    def fill(self, low, high):
         """Note that these bytes hold something, if they are an allocation's; whether they are."""
         for each in self.allocations:
             if each.address <= low and high <= each.end:
@@ -92,19 +92,19 @@ class GlobalMemory:
                 return True
         return False
 
-    def bytes(self) -> list[bytes]:
+    def bytes(self):
         """What all allocations hold."""
         return [ctypes.string_at(each.address, each.size) for each in self.allocations]
 
-    def restore(self, content: list[bytes]) -> None:
+    def restore(self, content):
         """Let the allocations hold what `bytes` has given."""
         for each, own in zip(self.allocations, content, strict=True):
             ctypes.memmove(each.address, own, each.size)
 
-    def starts(self) -> list[int]:
+    def starts(self):
         return [each.address for each in self.allocations]
 
-    def owners(self, addresses: np.ndarray, width: int) -> np.ndarray:
+    def owners(self, addresses, width):
         """The number of the allocation that each access lies in; -1 for none."""
         if not self.allocations:
             return np.full(addresses.shape, -1)
@@ -114,7 +114,7 @@ class GlobalMemory:
         inside = (owner >= 0) & (addresses + np.uint64(width) <= ends[owner])
         return np.where(inside, owner, -1)
 
-    def beside(self, address: int) -> str:
+    def beside(self, address):
         """Where an address lies, in words."""
         place = bisect_right(self.starts(), address) - 1
         near = []
@@ -128,14 +128,14 @@ class GlobalMemory:
             near.append((each.address - address, f"{each.address - address} bytes before {each.name}"))
         return min(near)[1] if near else "no array is there"
 
-    def load(self, addresses: np.ndarray, width: int) -> np.ndarray:
+    def load(self, addresses, width):
         return everything(width)[(addresses - np.uint64(ORIGIN)) // np.uint64(width)]
 
-    def store(self, addresses: np.ndarray, values: np.ndarray) -> None:
+    def store(self, addresses, values):
         width = values.dtype.itemsize
         everything(width)[(addresses - np.uint64(ORIGIN)) // np.uint64(width)] = values
 
-    def mark(self, addresses: np.ndarray, width: int, owners: np.ndarray) -> None:
+    def mark(self, addresses, width, owners):
         """Note that these bytes were written."""
         for number in np.unique(owners):
             each = self.allocations[number]
@@ -143,7 +143,7 @@ class GlobalMemory:
                 offsets = addresses[owners == number] - np.uint64(each.address)
                 each.written[offsets[:, None] + np.arange(width, dtype=np.uint64)] = 1
 
-    def unwritten(self, addresses: np.ndarray, width: int, owners: np.ndarray) -> np.ndarray:
+    def unwritten(self, addresses, width, owners):
         """Which accesses read bytes that were never written."""
         found = np.zeros(addresses.shape, bool)
         for number in np.unique(owners):
@@ -161,23 +161,23 @@ class SharedMemory:
     What a block wrote last, and which lane, is known for each byte: see `sanitizer.Races`.
     """
 
-    def __init__(self, ctas: int, size: int):
+    def __init__(self, ctas, size):
         self.ctas, self.size = ctas, size
         self.pitch = -(-size // 32) * 32
         self.bytes = np.full(ctas * self.pitch + 32, 0xA5, np.uint8)
         self.written = np.zeros(ctas * self.pitch + 32, bool)
 
-    def places(self, addresses: np.ndarray, ctas: np.ndarray) -> np.ndarray:
+    def places(self, addresses, ctas):
         """Where in `bytes` the addresses of blocks are."""
         return addresses.astype(np.int64) - SHARED_BASE + ctas * self.pitch
 
-    def inside(self, addresses: np.ndarray, width: int) -> np.ndarray:
+    def inside(self, addresses, width):
         offsets = addresses.astype(np.int64) - SHARED_BASE
         return (offsets >= 0) & (offsets + width <= self.size)
 
-    def load(self, places: np.ndarray, width: int) -> np.ndarray:
+    def load(self, places, width):
         return self.bytes[: len(self.bytes) // width * width].view(WORDS[width])[places // width]
 
-    def store(self, places: np.ndarray, values: np.ndarray) -> None:
+    def store(self, places, values):
         width = values.dtype.itemsize
         self.bytes[: len(self.bytes) // width * width].view(values.dtype)[places // width] = values

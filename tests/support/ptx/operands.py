@@ -1,21 +1,12 @@
 """How instructions read and write their operands, settled once for each instruction."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from ptx.parser import Address, Immediate, Not, Operand, Pair, PtxError, Register, Sink, Special, Symbol, Vector
-from ptx.types import U64, Type, extended, immediate, resized
-
-if TYPE_CHECKING:
-    from ptx.machine import Machine
-
-Reader = Callable[["Machine"], np.ndarray]
-Writer = Callable[["Machine", np.ndarray, np.ndarray | None], None]
+from ptx.parser import Address, Immediate, Not, Pair, PtxError, Register, Sink, Special, Symbol, Vector
+from ptx.types import U64, extended, immediate, resized
 
 
-def reader(operand: Operand, of: Type) -> Reader:
+def reader(operand, of):
     """What reads an operand as an array of a type: an entry a lane, or one for all."""
     if isinstance(operand, Register):
         return _of_register(operand, of)
@@ -34,14 +25,14 @@ def reader(operand: Operand, of: Type) -> Reader:
     raise PtxError(f"{operand} is no operand to be read")
 
 
-def _of_register(register: Register, of: Type) -> Reader:
+def _of_register(register, of):
     bits, dtype = register.type.bits, of.dtype
     if bits == of.bits:
         return lambda machine: machine.register(register).view(dtype)
     return lambda machine: resized(machine.register(register), bits, of).view(dtype)
 
 
-def address_of(operand: Operand, of: Type = U64) -> Reader:
+def address_of(operand, of=U64):
     """What reads [base + offset]."""
     if not isinstance(operand, Address):
         raise PtxError(f"{operand} is no address")
@@ -49,7 +40,7 @@ def address_of(operand: Operand, of: Type = U64) -> Reader:
     return lambda machine: machine.spread(base(machine) + offset)
 
 
-def writer(operand: Operand, of: Type) -> Writer:
+def writer(operand, of):
     """What writes a result to an operand, in the lanes of a mask."""
     if isinstance(operand, Sink):
         return lambda machine, value, mask: None
@@ -57,7 +48,7 @@ def writer(operand: Operand, of: Type) -> Writer:
         raise PtxError(f"{operand} is no operand to be written")
     name, bits = operand.name, operand.type.bits
 
-    def write(machine: "Machine", value: np.ndarray, mask: np.ndarray | None) -> None:
+    def write(machine, value, mask):
         value = np.asarray(value)
         raw = value.view(of.raw) if bits == of.bits else extended(value, of, bits)
         if mask is not None:
@@ -69,14 +60,14 @@ def writer(operand: Operand, of: Type) -> Writer:
     return write
 
 
-def parts(operand: Operand) -> tuple[Operand, ...]:
+def parts(operand):
     """The operands that a vector, or a pair of results, is made of."""
     if isinstance(operand, Vector):
         return operand.items
     return (operand.first, operand.second) if isinstance(operand, Pair) else (operand,)
 
 
-def names(operand: Operand) -> list[str]:
+def names(operand):
     """The registers in an operand."""
     if isinstance(operand, Register):
         return [operand.name]

@@ -4,7 +4,6 @@ What Triton's compiler writes is read: one kernel a module, with inline assembly
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ptx.types import Type, named
@@ -94,11 +93,11 @@ class Instruction:
     source: str
 
     @property
-    def opcode(self) -> str:
+    def opcode(self):
         return self.name.partition(".")[0]
 
     @property
-    def modifiers(self) -> list[str]:
+    def modifiers(self):
         return self.name.split(".")[1:]
 
 
@@ -124,23 +123,23 @@ class Kernel:
     labels: dict[str, int] = field(default_factory=dict)
 
 
-def parse(text: str) -> Kernel:
+def parse(text):
     """The kernel of a module. Raises PtxError for what is not understood."""
     return _Parser(text).kernel
 
 
 class _Parser:
-    def __init__(self, text: str):
+    def __init__(self, text):
         self.kernel = Kernel()
-        self.files: dict[str, str] = dict(FILE.findall(text))
-        self.scopes: list[dict[str, Register]] = [{}]
+        self.files = dict(FILE.findall(text))
+        self.scopes = [{}]
         self.renamed = 0
         self.source, self.line = "", 0
         self.tokens = self._tokens(text)
         while (token := next(self.tokens, None)) is not None:
             self._directive(token)
 
-    def _tokens(self, text: str) -> Iterator[str]:
+    def _tokens(self, text):
         for number, line in enumerate(text.splitlines(), 1):
             code = COMMENT.sub("", line).strip()
             if code.startswith(".section"):
@@ -152,7 +151,7 @@ class _Parser:
                     self.line = number
                     yield token
 
-    def _location(self, code: str) -> str:
+    def _location(self, code):
         found = LOCATION.match(code)
         if found is None:
             raise PtxError(f"line {self.line}: {code} is no location")
@@ -161,21 +160,21 @@ class _Parser:
         called = f", called at {self.files.get(outer, outer).rpartition('/')[2]}:{caller}" if outer else ""
         return f"{name}:{line}{called}"
 
-    def _next(self) -> str:
+    def _next(self):
         token = next(self.tokens, None)
         if token is None:
             raise PtxError(f"line {self.line}: the text ends in the middle of a statement")
         return token
 
-    def _until(self, *ends: str) -> list[str]:
-        found: list[str] = []
+    def _until(self, *ends):
+        found = []
         while (token := self._next()) not in ends:
             found.append(token)
         return found
 
     # --- outside of the kernel's body
 
-    def _directive(self, token: str) -> None:
+    def _directive(self, token):
         if token.startswith(".target"):
             self.kernel.target = self._next()
         elif token in (".visible", ".weak", ".explicitcluster"):
@@ -196,7 +195,7 @@ class _Parser:
         elif token != ",":
             raise PtxError(f"line {self.line}: unknown directive {token}")
 
-    def _parameters(self) -> None:
+    def _parameters(self):
         token = self._next()
         if token != "(":
             raise PtxError(f"line {self.line}: unknown directive {token}")
@@ -206,7 +205,7 @@ class _Parser:
                 of = next(found for word in words if (found := named(word.lstrip("."))))
                 self.kernel.parameters.append(Parameter(words[-1], of, ".ptr" in words))
 
-    def _variable(self, words: list[str]) -> None:
+    def _variable(self, words):
         if ".shared" in words:
             sized = words[-2] if words[-1] == "]" and words[-2] != "[" else "0"
             name = words[words.index("[") - 1] if "[" in words else words[-1]
@@ -215,7 +214,7 @@ class _Parser:
 
     # --- inside
 
-    def _body(self) -> None:
+    def _body(self):
         depth = 1
         while depth:
             token = self._next()
@@ -229,7 +228,7 @@ class _Parser:
             else:
                 self._statement(token)
 
-    def _statement(self, token: str) -> None:
+    def _statement(self, token):
         if token == ".reg":
             self._registers(self._until(";"))
         elif token == ".local":
@@ -244,7 +243,7 @@ class _Parser:
         else:
             self._instruction(token)
 
-    def _is_label(self, token: str) -> bool:
+    def _is_label(self, token):
         """Whether a colon follows; labels alone begin with $."""
         if not token.startswith("$"):
             return False
@@ -252,7 +251,7 @@ class _Parser:
             raise PtxError(f"line {self.line}: expected a colon behind {token}")
         return True
 
-    def _registers(self, words: list[str]) -> None:
+    def _registers(self, words):
         of = named(words[0].lstrip("."))
         if of is None:
             raise PtxError(f"line {self.line}: unknown type {words[0]} of registers")
@@ -265,10 +264,10 @@ class _Parser:
             for each in [f"{name}{i}" for i in range(int(count))] if count else [name]:
                 self.scopes[-1][each] = Register(f"{each}'{self.renamed}" if inner else each, of)
 
-    def _register(self, name: str) -> Register | None:
+    def _register(self, name):
         return next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
 
-    def _instruction(self, token: str) -> None:
+    def _instruction(self, token):
         guard = None
         if token.startswith("@"):
             negated, name = token.startswith("@!"), token.lstrip("@!")
@@ -286,26 +285,26 @@ class _Parser:
 class _Operands:
     """The operands of one instruction, from its words."""
 
-    def __init__(self, parser: _Parser, words: list[str]):
+    def __init__(self, parser, words):
         self.parser, self.words, self.place = parser, words, 0
 
-    def all(self) -> Iterator[Operand]:
+    def all(self):
         while self.place < len(self.words):
             yield self._operand()
             if self.place < len(self.words):
                 self._take(",")
 
-    def _take(self, expected: str | None = None) -> str:
+    def _take(self, expected=None):
         if self.place == len(self.words) or (expected and self.words[self.place] != expected):
             found = self.words[self.place] if self.place < len(self.words) else "nothing"
             raise PtxError(f"line {self.parser.line}: {found}, expected {expected or 'an operand'}")
         self.place += 1
         return self.words[self.place - 1]
 
-    def _peek(self) -> str:
+    def _peek(self):
         return self.words[self.place] if self.place < len(self.words) else ""
 
-    def _operand(self) -> Operand:
+    def _operand(self):
         word = self._take()
         if word == "{":
             items = []
@@ -327,7 +326,7 @@ class _Operands:
             return Pair(operand, self._operand())
         return operand
 
-    def _named(self, word: str) -> Operand:
+    def _named(self, word):
         if word == "_":
             return Sink()
         if word[0].isdigit() or word[0] == "-":
@@ -337,7 +336,7 @@ class _Operands:
             return register
         return Special(word) if word.startswith("%") else Symbol(word)
 
-    def _address(self) -> Address:
+    def _address(self):
         base = self._named(self._take())
         offset = 0
         if self._peek() == "+":

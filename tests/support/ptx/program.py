@@ -1,22 +1,14 @@
 """A kernel as the machine runs it: blocks of steps, and what is known of registers beforehand."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from ptx.flow import order
-from ptx.opcodes import Effect, Formula, decode
+from ptx.opcodes import Effect, decode
 from ptx.operands import names, parts, reader, writer
-from ptx.parser import Instruction, Kernel, Operand, Symbol, parse
+from ptx.parser import Address, Instruction, PtxError, Symbol, parse
 from ptx.types import PRED, named
-
-if TYPE_CHECKING:
-    from ptx.machine import Machine
-
-Run = Callable[["Machine", np.ndarray | None], None]
 
 
 @dataclass
@@ -24,8 +16,8 @@ class Step:
     """One instruction. last: registers that nothing reads behind it."""
 
     instruction: Instruction
-    run: Run
-    guard: Callable[["Machine"], np.ndarray] | None
+    run: Callable
+    guard: Callable | None
     last: Sequence[str] = ()
 
 
@@ -41,16 +33,16 @@ class Block:
 class Program:
     """A kernel, decoded. granule, global_granule: bytes of the narrowest access to shared and to global memory."""
 
-    def __init__(self, text: str):
-        self.kernel: Kernel = parse(text)
+    def __init__(self, text):
+        self.kernel = parse(text)
         self.addressing = _addressing(self.kernel.instructions)
-        self.block_of_label: dict[str, int] = {}
+        self.block_of_label = {}
         self.blocks = self._blocks([decode(each) for each in self.kernel.instructions])
         self.granule, self.global_granule = (
             min(_width(each, space) for each in self.kernel.instructions) for space in ("shared", "global")
         )
 
-    def _blocks(self, effects: Sequence[Formula | Effect]) -> list[Block]:
+    def _blocks(self, effects):
         instructions, kernel = self.kernel.instructions, self.kernel
         targets = {each.name for i in instructions for each in i.operands if isinstance(each, Symbol)}
         starts = {kernel.labels[name] for name in targets & kernel.labels.keys()} | {0}
@@ -70,7 +62,7 @@ class Program:
         _note_last_uses(found)
         return found
 
-    def _step(self, instruction: Instruction, effect: Formula | Effect) -> Step:
+    def _step(self, instruction, effect):
         guard = None
         if instruction.guard is not None:
             register, negated = instruction.guard
@@ -80,7 +72,7 @@ class Program:
             return Step(instruction, lambda machine, mask: effect.run(machine, instruction, mask), guard)
         return Step(instruction, self._formula(instruction, effect), guard)
 
-    def _formula(self, instruction: Instruction, formula: Formula) -> Run:
+    def _formula(self, instruction, formula):
         """Read, compute, write."""
         operands = [part for each in instruction.operands for part in parts(each)]
         count = len(formula.results)
@@ -90,26 +82,23 @@ class Program:
         compute, (write, *others) = formula.compute, writers
         if others:
 
-            def run(machine: "Machine", mask: np.ndarray | None) -> None:
+            def run(machine, mask):
                 values = compute(*[read(machine) for read in readers])
                 for one, value in zip(writers, values, strict=True):
                     one(machine, value, mask)
         elif len(readers) == 2:
             left, right = readers
 
-            def run(machine: "Machine", mask: np.ndarray | None) -> None:
+            def run(machine, mask):
                 write(machine, compute(left(machine), right(machine)), mask)
         else:
 
-            def run(machine: "Machine", mask: np.ndarray | None) -> None:
+            def run(machine, mask):
                 write(machine, compute(*[read(machine) for read in readers]), mask)
 
         return self._watched(instruction, formula, operands, readers, run)
 
-    def _watched(
-        self, instruction: Instruction, formula: Formula, operands: Sequence[Operand], readers: Sequence[Callable],
-        run: Run,
-    ) -> Run:  # fmt: skip
+    def _watched(self, instruction, formula, operands, readers, run):
         """With what overflows noted, for instructions whose result becomes part of an address."""
         results = [name for each in operands[: len(formula.results)] for name in names(each)]
         signed = self.addressing.get(results[0]) if results else None
@@ -118,7 +107,7 @@ class Program:
         sources = [name for each in operands[len(formula.results) :] for name in names(each)]
         overflows = formula.overflows
 
-        def watch(machine: "Machine", mask: np.ndarray | None) -> None:
+        def watch(machine, mask):
             lost = machine.lost(sources)
             if overflows is not None:
                 wrong = overflows(signed, *[read(machine) for read in readers])
@@ -130,14 +119,14 @@ class Program:
         return watch
 
 
-def _ways(last: Instruction, number: int, labels: Mapping[str, int], end: int) -> list[int]:
+def _ways(last, number, labels, end):
     """The blocks that may run behind a block with this last instruction."""
     ways = [labels[each.name] for each in last.operands if isinstance(each, Symbol) and each.name in labels]
     leaves = last.opcode in ("bra", "ret", "exit", "trap") and last.guard is None
     return [each for each in (ways if leaves else [number + 1, *ways]) if each < end]
 
 
-def _width(instruction: Instruction, space: str) -> int:
+def _width(instruction, space):
     """The bytes of an access to this space by a lane, 4 at most; 4 for any other instruction."""
     kinds = instruction.modifiers
     if instruction.opcode not in ("ld", "st") or not any(each.startswith(space) for each in kinds):
@@ -147,29 +136,27 @@ def _width(instruction: Instruction, space: str) -> int:
     return min(4, count * (of.bits if of else 8) // 8)
 
 
-def _check_count(instruction: Instruction, found: int, expected: int) -> None:
-    from ptx.parser import PtxError
-
+def _check_count(instruction, found, expected):
     if found != expected:
         raise PtxError(f"line {instruction.line}: {instruction.name} has {found} operands, expected {expected}")
 
 
-def _note_last_uses(blocks: Sequence[Block]) -> None:
+def _note_last_uses(blocks):
     """Registers of one block alone are dropped behind their last use."""
-    home: dict[str, set[int]] = {}
+    home = {}
     for number, block in enumerate(blocks):
         for step in block.steps:
             for name in _names(step.instruction):
                 home.setdefault(name, set()).add(number)
     for number, block in enumerate(blocks):
-        seen: set[str] = set()
+        seen = set()
         for step in reversed(block.steps):
             own = set(_names(step.instruction)) - seen
             step.last = [name for name in own if home[name] == {number}]
             seen |= own
 
 
-def _names(instruction: Instruction) -> list[str]:
+def _names(instruction):
     found = [name for each in instruction.operands for name in names(each)]
     return found + ([instruction.guard[0].name] if instruction.guard else [])
 
@@ -177,17 +164,17 @@ def _names(instruction: Instruction) -> list[str]:
 THROUGH = ("add", "sub", "mul", "mad", "shl", "mov", "selp", "or", "min", "max", "cvt", "neg")
 
 
-def _addressing(instructions: Sequence[Instruction]) -> dict[str, bool]:
+def _addressing(instructions):
     """The registers that become part of an address of global memory: whether they are extended with their sign.
 
     From addresses back through sums, products, selections and extensions; what bits are taken out of ends it.
     """
-    made: dict[str, list[Instruction]] = {}
+    made = {}
     for each in instructions:
         for part in (p for o in each.operands[:1] for p in parts(o)):
             for name in names(part):
                 made.setdefault(name, []).append(each)
-    found: dict[str, bool] = {}
+    found = {}
     pending = [(name, True) for each in instructions if ".global" in each.name for name in _address_names(each)]
     while pending:
         name, signed = pending.pop()
@@ -201,13 +188,11 @@ def _addressing(instructions: Sequence[Instruction]) -> dict[str, bool]:
     return found
 
 
-def _address_names(instruction: Instruction) -> list[str]:
-    from ptx.parser import Address
-
+def _address_names(instruction):
     return [name for each in instruction.operands if isinstance(each, Address) for name in names(each)]
 
 
-def _extends_sign(instruction: Instruction, signed: bool) -> bool:
+def _extends_sign(instruction, signed):
     """Whether 32-bit operands are taken as signed: as the instruction says that makes 64 bits of them."""
     kinds = Counter(instruction.modifiers)
     if instruction.opcode == "cvt" or "wide" in kinds:

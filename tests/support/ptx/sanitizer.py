@@ -13,16 +13,12 @@ local           memory of a thread's own, where registers were wanted
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptx.memory import GlobalMemory
 from ptx.parser import Instruction
 from ptx.stamps import Stamps
-
-if TYPE_CHECKING:
-    from ptx.machine import Machine
 
 
 @dataclass
@@ -38,7 +34,7 @@ class Finding:
     address: int | None = None
     count: int = 1
 
-    def __str__(self) -> str:
+    def __str__(self):
         at = "" if self.address is None else f" at {self.address:#x}"
         return (
             f"{self.kind}: {self.kernel}, PTX line {self.instruction.line} ({self.instruction.name}), "
@@ -50,7 +46,7 @@ class Finding:
 class Findings(Exception):
     """What was found in a launch."""
 
-    def __init__(self, found: list[Finding]):
+    def __init__(self, found):
         super().__init__("\n".join(map(str, found)))
         self.found = found
 
@@ -66,29 +62,29 @@ class Sanitizer:
     checked: int = 0
     stamps: dict[int, Stamps] = field(default_factory=dict)  # by the address of an allocation
 
-    def report(
-        self, kind: str, machine: "Machine", instruction: Instruction, lanes: np.ndarray, detail: str,
-        address: int | None = None,
-    ) -> None:  # fmt: skip
-        """A fault of these lanes."""
+    def report(self, kind, machine, instruction, lanes, detail, address=None):
+        """A fault of these lanes, if there are any."""
+        if not len(lanes):
+            return
         known = self.found.get((kind, instruction.line))
         if known is not None:
             known.count += len(lanes)
             return
-        cta, thread = machine.place(int(lanes[0]))
-        self.found[kind, instruction.line] = Finding(
-            kind, self.kernel, instruction, cta, thread, detail, address, len(lanes)
-        )
+        place, count = machine.place(int(lanes[0])), len(lanes)
+        self.found[kind, instruction.line] = Finding(kind, self.kernel, instruction, *place, detail, address, count)
 
-    def raise_found(self) -> None:
+    def report_where(self, wrong, kind, machine, instruction, lanes, detail, addresses=None):
+        """A fault of those of the lanes that are wrong; the address is that of the first."""
+        address = int(addresses[wrong.argmax()]) if addresses is not None and len(lanes) else None
+        self.report(kind, machine, instruction, lanes[wrong], detail, address)
+
+    def raise_found(self):
         if self.found:
             raise Findings(list(self.found.values()))
 
     # --- global memory
 
-    def allowed(
-        self, machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def allowed(self, machine, instruction, lanes, addresses, width):
         """Which accesses may be made, and the allocations they are in."""
         self.checked += len(lanes)
         owners = self.memory.owners(addresses, width)
@@ -98,27 +94,18 @@ class Sanitizer:
         self._place(machine, instruction, "bounds", lanes, addresses, outside, f"{width} bytes")
         return ~(skewed | outside), owners
 
-    def _place(
-        self, machine: "Machine", instruction: Instruction, kind: str, lanes: np.ndarray, addresses: np.ndarray,
-        wrong: np.ndarray, what: str,
-    ) -> None:  # fmt: skip
+    def _place(self, machine, instruction, kind, lanes, addresses, wrong, what):
         if wrong.any():
             first = int(addresses[wrong.argmax()])
             detail = f"{what}, {self.memory.beside(first)}"
             self.report(kind, machine, instruction, lanes[wrong], detail, first)
 
-    def written(
-        self, machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int,
-        owners: np.ndarray,
-    ) -> None:  # fmt: skip
+    def written(self, machine, instruction, lanes, addresses, width, owners):
         """Look for reads of what nobody wrote."""
         unwritten = self.memory.unwritten(addresses, width, owners)
         self._place(machine, instruction, "uninitialised", lanes, addresses, unwritten, f"{width} bytes never written")
 
-    def stamp(
-        self, machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int,
-        owners: np.ndarray, writes: bool,
-    ) -> None:  # fmt: skip
+    def stamp(self, machine, instruction, lanes, addresses, width, owners, writes):
         """Look for races with what was read or written before in this launch."""
         for number in np.unique(owners):
             allocation = self.memory.allocations[number]
@@ -134,7 +121,7 @@ class Sanitizer:
                     detail = f"{self.memory.beside(address)}: another {by} is there, too, and one of them writes"
                     self.report("race", machine, instruction, np.unique(who[wrong]), detail, address)
 
-    def compare(self, expected: list[bytes], instruction: Instruction) -> None:
+    def compare(self, expected, instruction):
         """Look for bytes that another order of blocks has left otherwise."""
         for each, own, found in zip(self.memory.allocations, expected, self.memory.bytes(), strict=True):
             if own != found:
@@ -151,24 +138,24 @@ class Races:
     by two threads are in order if between them ended an epoch of what holds both threads.
     """
 
-    def __init__(self, machine: "Machine", granule: int):
+    def __init__(self, machine, granule):
         size = len(machine.shared.bytes) // granule + 1
         self.machine, self.granule = machine, granule
         self.writer, self.reader = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
         self.written, self.read = np.zeros((3, size), np.int32), np.zeros((3, size), np.int32)
         self.lanes_read, self.warps_read = np.zeros(size, bool), np.zeros(size, bool)
 
-    def _now(self, lanes: np.ndarray) -> np.ndarray:
+    def _now(self, lanes):
         m = self.machine
         return np.stack((m.warp_epoch[lanes // 32], m.cta_epoch[m.cta[lanes]], m.cluster_epoch[m.cluster[lanes]]))
 
-    def _spread(self, places: np.ndarray, width: int, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _spread(self, places, width, lanes):
         count = max(width // self.granule, 1)
         if count == 1:
             return places // self.granule, lanes
         return (places[:, None] // self.granule + np.arange(count)).ravel(), np.repeat(lanes, count)
 
-    def _unordered(self, other: np.ndarray, then: np.ndarray, lanes: np.ndarray, now: np.ndarray) -> np.ndarray:
+    def _unordered(self, other, then, lanes, now):
         """Whether accesses by other lanes, in their epochs then, are in no order with those of these lanes now."""
         m = self.machine
         there = (other >= 0) & (other != lanes)
@@ -179,7 +166,7 @@ class Races:
         ordered |= same_warp & (now[0] > then[0])
         return there & ~ordered
 
-    def load(self, instruction: Instruction, places: np.ndarray, width: int, lanes: np.ndarray) -> None:
+    def load(self, instruction, places, width, lanes):
         """Note reads, and report those of what another thread wrote meanwhile."""
         at, who = self._spread(places, width, lanes)
         now = self._now(who)
@@ -195,7 +182,7 @@ class Races:
         apart = self.reader[at] // 32 != who // 32
         self.warps_read[at[apart]] = True
 
-    def store(self, instruction: Instruction, places: np.ndarray, width: int, lanes: np.ndarray) -> np.ndarray:
+    def store(self, instruction, places, width, lanes):
         """Note writes, and report those to what another thread wrote or read meanwhile; the accesses of which another
         lane makes one to the same place at the same time."""
         at, who = self._spread(places, width, lanes)
@@ -210,9 +197,7 @@ class Races:
         self.writer[at], self.written[:, at] = who, now
         return self.writer[at] != who
 
-    def _report(
-        self, instruction: Instruction, wrong: np.ndarray, lanes: np.ndarray, at: np.ndarray, others: np.ndarray
-    ) -> None:
+    def _report(self, instruction, wrong, lanes, at, others):
         if wrong.any():
             first = wrong.argmax()
             _, other = self.machine.place(int(others[at[first]]))

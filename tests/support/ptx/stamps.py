@@ -5,14 +5,7 @@ barrier must stand between a write and what another thread reads or writes there
 read is not looked for: Triton has several threads read the same element, of which one computes with it and writes.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-
-from ptx.memory import Allocation
-
-if TYPE_CHECKING:
-    from ptx.machine import Machine
 
 NOBODY = -1
 
@@ -20,7 +13,7 @@ NOBODY = -1
 class Stamps:
     """The stamps on one allocation. granule: the bytes of a word, no more than those of the narrowest access."""
 
-    def __init__(self, allocation: Allocation, granule: int):
+    def __init__(self, allocation, granule):
         size = -(-allocation.size // granule)
         self.address, self.granule = allocation.address, granule
         self.block = np.full(size, NOBODY, np.int32)  # that touched it first
@@ -28,15 +21,13 @@ class Stamps:
         # Of the last write: the thread in its block, and the barriers that its block and its warp had passed.
         self.writer = [np.full(size, NOBODY, np.int32) for _ in range(3)]
 
-    def words(self, addresses: np.ndarray, width: int, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def words(self, addresses, width, lanes):
         """The words of accesses, and the lane of each."""
         first = (addresses - np.uint64(self.address)).astype(np.int64) // self.granule
         count = max(width // self.granule, 1)
         return (first[:, None] + np.arange(count)).ravel(), np.repeat(lanes, count)
 
-    def touch(
-        self, machine: "Machine", at: np.ndarray, lanes: np.ndarray, writes: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def touch(self, machine, at, lanes, writes):
         """Stamp the words; which of these accesses race with one of another block, and of another thread."""
         blocks = machine.blocks[machine.cta[lanes]]
         fresh = self.block[at] == NOBODY

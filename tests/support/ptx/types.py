@@ -4,7 +4,6 @@ A register is an array of unsigned integers, one for each lane; a predicate one 
 its bits are read. bfloat16 has no type in NumPy: its values are float32 in computation.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -24,34 +23,34 @@ class Type:
     packed: bool = False
 
     @property
-    def name(self) -> str:
+    def name(self):
         each = f"{self.kind}{self.bits // 2}x2" if self.packed else f"{self.kind}{self.bits}"
         return "pred" if self.kind == "pred" else each
 
     @property
-    def raw(self) -> type:
+    def raw(self):
         """The unsigned integer, or bool, that holds its bits."""
         return np.bool_ if self.kind == "pred" else UNSIGNED[self.bits]
 
     @property
-    def dtype(self) -> type:
+    def dtype(self):
         """What an instruction computes with."""
         if self.packed or self.kind in ("b", "u", "bf", "pred"):
             return self.raw
         return (SIGNED if self.kind == "s" else FLOATING)[self.bits]
 
     @property
-    def half(self) -> "Type":
+    def half(self):
         """The type of each of the two values of a packed one."""
         return Type(self.kind, self.bits // 2)
 
     @property
-    def is_float(self) -> bool:
+    def is_float(self):
         return self.kind in ("f", "bf")
 
 
 @cache
-def named(name: str) -> Type | None:
+def named(name):
     """The type that a modifier names; None if it names none."""
     if name == "pred":
         return Type("pred", 1)
@@ -69,19 +68,19 @@ B16, B32, B64, U32, S32, U64, PRED = (
 )  # fmt: skip
 
 
-def resized(raw: np.ndarray, have: int, want: Type) -> np.ndarray:
+def resized(raw, have, want):
     """Bits of a register as an instruction of another width reads them: the low ones, or zeros above."""
     return raw if have == want.bits else raw.astype(want.raw)
 
 
-def extended(value: np.ndarray, of: Type, bits: int) -> np.ndarray:
+def extended(value, of, bits):
     """A result as a wider register takes it: signed integers keep their sign, all else has zeros above."""
     if of.kind == "s":
         return value.view(of.dtype).astype(SIGNED[bits]).view(UNSIGNED[bits])
     return value.view(of.raw).astype(UNSIGNED[bits])
 
 
-def immediate(text: str, of: Type) -> np.ndarray:
+def immediate(text, of):
     """A constant operand: 0fXXXXXXXX and 0dXXXXXXXXXXXXXXXX are bits of floats, all else is an integer."""
     if text[:2] in ("0f", "0d", "0F", "0D"):
         bits = int(text[2:], 16)
@@ -96,24 +95,21 @@ def immediate(text: str, of: Type) -> np.ndarray:
     return value.view(of.dtype) if of.dtype is not of.raw else value
 
 
-def split(raw: np.ndarray, of: Type) -> tuple[np.ndarray, np.ndarray]:
+def split(raw, of):
     """The low and the high half of packed values."""
     shift = of.dtype(of.bits // 2)
     return raw.astype(of.half.raw), (raw >> shift).astype(of.half.raw)
 
 
-def joined(low: np.ndarray, high: np.ndarray, of: Type) -> np.ndarray:
+def joined(low, high, of):
     """Two values packed, the first in the low half."""
     return low.astype(of.raw) | (high.astype(of.raw) << of.raw(of.bits // 2))
 
 
-Formula = Callable[..., np.ndarray]
-
-
-def halves(formula: Formula, of: Type) -> Formula:
+def halves(formula, of):
     """A formula of single values, for both values of packed operands."""
 
-    def apply(*operands: np.ndarray) -> np.ndarray:
+    def apply(*operands):
         pairs = [split(operand, of) for operand in operands]
         low, high = (formula(*[pair[i].view(of.half.dtype) for pair in pairs]) for i in (0, 1))
         return joined(low.view(of.half.raw), high.view(of.half.raw), of)

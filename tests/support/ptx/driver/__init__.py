@@ -25,7 +25,7 @@ SOURCE = Path(__file__).with_name("libcuda.c")
 
 
 @cache
-def library() -> Path:
+def library():
     """The shared library, built once in a process. Raises RuntimeError without a C compiler."""
     compiler = shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
     if compiler is None:
@@ -38,7 +38,7 @@ def library() -> Path:
 
 
 @cache
-def start(architecture: int) -> Device:
+def start(architecture):
     """Make this process one that has a device of this architecture."""
     path = library()
     loaded = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)

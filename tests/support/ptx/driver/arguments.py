@@ -1,17 +1,14 @@
 """The arguments of a launch, compared with what the kernel was compiled for."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from typing import Any
 
-from ptx.memory import GlobalMemory
-from ptx.parser import Kernel, PtxError
+from ptx.parser import PtxError
 
 BITS = {"i1": 8, "u1": 8, "fp16": 16, "bf16": 16, "fp32": 32, "f32": 32, "fp64": 64, "f64": 64}
 SCRATCH = 2  # parameters behind a kernel's own: Triton's working memory, of which our kernels need none
 
 
-def values_of(kernel: Kernel, parameters: int) -> list[int]:
+def values_of(kernel, parameters):
     """The bits of each argument, behind an array of pointers as long as the list of parameters."""
     pointers = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
     kinds = {8: ctypes.c_uint8, 16: ctypes.c_uint16, 32: ctypes.c_uint32, 64: ctypes.c_uint64}
@@ -21,7 +18,7 @@ def values_of(kernel: Kernel, parameters: int) -> list[int]:
     ]
 
 
-def check(kernel: Kernel, source: Any, values: Sequence[int], memory: GlobalMemory) -> None:
+def check(kernel, source, values, memory):
     """Compare arguments with the signature that Triton compiled for: their number, sizes, kinds and divisibility.
 
     Raises PtxError, naming kernel and parameter.
@@ -45,10 +42,10 @@ def check(kernel: Kernel, source: Any, values: Sequence[int], memory: GlobalMemo
         raise PtxError(f"{kernel.name}: Triton's own working memory is not expected")
 
 
-def _parameters(source: Any) -> Iterator[tuple[tuple[int, ...], str, str]]:
+def _parameters(source):
     """Path, name and type of each parameter that is no constant; tuples are spread."""
 
-    def spread(path: tuple[int, ...], name: str, kind: Any) -> Iterator[tuple[tuple[int, ...], str, str]]:
+    def spread(path, name, kind):
         if isinstance(kind, tuple):
             for place, each in enumerate(kind):
                 yield from spread((*path, place), f"{name}[{place}]", each)
@@ -59,11 +56,11 @@ def _parameters(source: Any) -> Iterator[tuple[tuple[int, ...], str, str]]:
         yield from spread((place,), name, kind)
 
 
-def _divisor(source: Any, path: tuple[int, ...]) -> int:
+def _divisor(source, path):
     found = dict(source.attrs.get(path, ()))
     return int(found.get("tt.divisibility", 1))
 
 
-def _is_lent(memory: GlobalMemory, address: int) -> bool:
+def _is_lent(memory, address):
     """Whether an address is one of an array, or of its end, where an empty one begins."""
     return any(each.address <= address <= each.end for each in memory.allocations)

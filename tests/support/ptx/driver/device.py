@@ -67,6 +67,11 @@ class Done:
     checked: int
 
 
+def _answer(kind, value, place=0):
+    """A function of the driver that only gives a number."""
+    return lambda self, given: given.result(place, kind, value)
+
+
 @dataclass
 class Device:
     """A device of an architecture, whose memory is the host's."""
@@ -77,31 +82,31 @@ class Device:
     found: list[Finding] = field(default_factory=list)
     orders: tuple[int, ...] = (FORWARD, BACKWARD)  # of thread blocks
 
-    def __post_init__(self) -> None:
-        self.functions: list[Function] = []
-        self.programs: dict[bytes, Program] = {}
+    def __post_init__(self):
+        self.functions = []
+        self.programs = {}
         self.error = ctypes.create_string_buffer(MESSAGE + 1)
         self.context = 0
-        self.pinned: dict[int, np.ndarray] = {}
-        self.recorded: deque[int] = deque(maxlen=1000)  # the streams of events
+        self.pinned = {}
+        self.recorded = deque(maxlen=1000)  # the streams of events
         self.handler = HANDLER(self._call)
 
     # --- memory
 
-    def lend(self, array: np.ndarray, name: str, written: bool = True) -> None:
+    def lend(self, array, name, written=True):
         """Let kernels access an array while it lives. written: it holds something."""
         if written and self.memory.fill(*byte_bounds(array)):
             return
         allocation = self.memory.add(array, name, written)
         weakref.finalize(array, self.memory.remove, allocation)
 
-    def take_back(self) -> None:
+    def take_back(self):
         """Let kernels access nothing."""
         self.memory.allocations.clear()
 
     # --- the driver's functions
 
-    def _call(self, name: bytes, arguments: Any) -> int:
+    def _call(self, name, arguments):
         try:
             return getattr(self, name.decode())(_Arguments(arguments)) or SUCCESS
         except Findings as findings:
@@ -110,27 +115,27 @@ class Device:
         except Exception as error:
             return self._failed(f"{type(error).__name__}: {error}")
 
-    def _failed(self, message: str) -> int:
+    def _failed(self, message):
         self.error.value = message.encode("ascii", "replace")[:MESSAGE]
         return LAUNCH_FAILED
 
-    def cuInit(self, given: "_Arguments") -> None:
+    def _nothing(self, given):
         pass
 
-    def cuDriverGetVersion(self, given: "_Arguments") -> None:
-        given.result(0, ctypes.c_int, 13000)
+    cuInit = cuModuleUnload = cuFuncSetCacheConfig = cuEventSynchronize = cuEventDestroy_v2 = _nothing
+    cuDriverGetVersion, cuDeviceGetCount = _answer(ctypes.c_int, 13000), _answer(ctypes.c_int, 1)
+    cuDevicePrimaryCtxRetain = cuEventCreate = _answer(ctypes.c_void_p, 1)
+    cuCtxGetDevice, cuStreamIsCapturing = _answer(ctypes.c_int, 0), _answer(ctypes.c_int, 0, place=1)
+    cuStreamCreate = _answer(ctypes.c_void_p, CREATED_STREAM)
 
-    def cuGetErrorString(self, given: "_Arguments") -> None:
+    def cuGetErrorString(self, given):
         given.result(1, ctypes.c_void_p, ctypes.addressof(self.error))
 
-    def cuDeviceGetCount(self, given: "_Arguments") -> None:
-        given.result(0, ctypes.c_int, 1)
-
-    def cuDeviceGet(self, given: "_Arguments") -> int:
+    def cuDeviceGet(self, given):
         given.result(0, ctypes.c_int, 0)
         return SUCCESS if given.number(1) == 0 else INVALID_VALUE
 
-    def cuDeviceGetAttribute(self, given: "_Arguments") -> int:
+    def cuDeviceGetAttribute(self, given):
         multiprocessors, shared = DEVICES[self.architecture]
         known = {
             "warp_size": 32, "registers": 65536, "clock": 1_700_000, "multiprocessors": multiprocessors,
@@ -143,22 +148,13 @@ class Device:
         given.result(0, ctypes.c_int, known[name])
         return SUCCESS
 
-    def cuDevicePrimaryCtxRetain(self, given: "_Arguments") -> None:
-        given.result(0, ctypes.c_void_p, 1)
-
-    def cuCtxGetCurrent(self, given: "_Arguments") -> None:
+    def cuCtxGetCurrent(self, given):
         given.result(0, ctypes.c_void_p, self.context)
 
-    def cuCtxSetCurrent(self, given: "_Arguments") -> None:
+    def cuCtxSetCurrent(self, given):
         self.context = given.address(0)
 
-    def cuCtxGetDevice(self, given: "_Arguments") -> None:
-        given.result(0, ctypes.c_int, 0)
-
-    def cuStreamIsCapturing(self, given: "_Arguments") -> None:
-        given.result(1, ctypes.c_int, 0)
-
-    def cuPointerGetAttribute(self, given: "_Arguments") -> int:
+    def cuPointerGetAttribute(self, given):
         """Of the attributes only those of a device's address are asked for: the address itself, and which device."""
         address = given.unsigned(2)
         known = any(each.address <= address <= each.end for each in self.memory.allocations)
@@ -168,7 +164,7 @@ class Device:
             given.result(0, ctypes.c_uint64, address)
         return SUCCESS if known else INVALID_VALUE
 
-    def cuModuleLoadData(self, given: "_Arguments") -> None:
+    def cuModuleLoadData(self, given):
         image = ctypes.string_at(given.address(1))
         if not image.lstrip().startswith(b"//"):
             raise ValueError("the image of a module is no PTX")
@@ -177,62 +173,45 @@ class Device:
         self.functions.append(Function(self.programs[image]))
         given.result(0, ctypes.c_void_p, len(self.functions))
 
-    def cuModuleUnload(self, given: "_Arguments") -> None:
-        pass
-
-    def cuModuleGetFunction(self, given: "_Arguments") -> int:
+    def cuModuleGetFunction(self, given):
         number = given.address(1)
         name = ctypes.string_at(given.address(2)).decode()
         given.result(0, ctypes.c_void_p, number)
         return SUCCESS if self.functions[number - 1].program.kernel.name == name else INVALID_VALUE
 
-    def cuFuncGetAttribute(self, given: "_Arguments") -> None:
+    def cuFuncGetAttribute(self, given):
         kernel = self.functions[given.address(2) - 1].program.kernel
         known = {MAX_THREADS: kernel.threads or 1024, SHARED_BYTES: sum(kernel.shared.values()),
                  LOCAL_BYTES: kernel.local, REGISTERS: 255}  # fmt: skip
         given.result(0, ctypes.c_int, known[given.number(1)])
 
-    def cuFuncSetAttribute(self, given: "_Arguments") -> int:
+    def cuFuncSetAttribute(self, given):
         """More shared memory than 48 KiB, and clusters of 16; no larger shared memory than the device has."""
         if given.number(1) == DYNAMIC_SHARED:
             self.functions[given.address(0) - 1].allowed = given.number(2)
             return SUCCESS
         return SUCCESS if given.number(1) == NON_PORTABLE else NOT_SUPPORTED
 
-    def cuFuncSetCacheConfig(self, given: "_Arguments") -> None:
-        pass
-
-    def cuMemcpyDtoDAsync_v2(self, given: "_Arguments") -> None:
+    def cuMemcpyDtoDAsync_v2(self, given):
         ctypes.memmove(given.unsigned(0), given.unsigned(1), given.unsigned(2))
 
     cuMemcpyDtoH_v2 = cuMemcpyHtoD_v2 = cuMemcpyHtoDAsync_v2 = cuMemcpyDtoDAsync_v2
 
-    def cuMemAllocHost_v2(self, given: "_Arguments") -> None:
+    def cuMemAllocHost_v2(self, given):
         array = np.empty(given.unsigned(1), np.uint8)
         self.pinned[array.ctypes.data] = array
         given.result(0, ctypes.c_void_p, array.ctypes.data)
 
-    def cuMemFreeHost(self, given: "_Arguments") -> None:
+    def cuMemFreeHost(self, given):
         del self.pinned[given.address(0)]
 
-    def cuStreamCreate(self, given: "_Arguments") -> None:
-        given.result(0, ctypes.c_void_p, CREATED_STREAM)
-
-    def cuEventCreate(self, given: "_Arguments") -> None:
-        given.result(0, ctypes.c_void_p, 1)
-
-    def cuEventRecord(self, given: "_Arguments") -> None:
+    def cuEventRecord(self, given):
         self.recorded.append(given.address(1))
 
-    def cuEventSynchronize(self, given: "_Arguments") -> None:
-        pass
-
-    cuEventDestroy_v2 = cuEventSynchronize
-
-    def cuMemsetD8Async(self, given: "_Arguments") -> None:
+    def cuMemsetD8Async(self, given):
         ctypes.memset(given.unsigned(0), given.number(1) & 0xFF, given.unsigned(2))
 
-    def cuLaunchKernelEx(self, given: "_Arguments") -> None:
+    def cuLaunchKernelEx(self, given):
         config = ctypes.cast(given.address(0), ctypes.POINTER(_Config)).contents
         function = self.functions[given.address(1) - 1]
         if config.shared > function.allowed:
@@ -250,12 +229,12 @@ class Device:
 
     # --- what Triton knows of a kernel
 
-    def watch(self, triton: Any) -> None:
+    def watch(self, triton):
         """Keep what Triton compiled a kernel for beside the kernel, once it has loaded it."""
         kernels = triton.compiler.CompiledKernel
         load = kernels._init_handles
 
-        def loaded(kernel: Any) -> None:
+        def loaded(kernel):
             load(kernel)
             if kernel.function is not None:
                 self.functions[kernel.function - 1].source = kernel.src
@@ -266,21 +245,21 @@ class Device:
 class _Arguments:
     """The arguments of a call, each behind a pointer."""
 
-    def __init__(self, pointers: Any):
+    def __init__(self, pointers):
         self.pointers = pointers
 
-    def _at(self, place: int, kind: Any) -> Any:
+    def _at(self, place, kind):
         return ctypes.cast(self.pointers[place], ctypes.POINTER(kind)).contents.value
 
-    def number(self, place: int) -> int:
+    def number(self, place):
         return self._at(place, ctypes.c_int)
 
-    def unsigned(self, place: int) -> int:
+    def unsigned(self, place):
         return self._at(place, ctypes.c_uint64)
 
-    def address(self, place: int) -> int:
+    def address(self, place):
         return self._at(place, ctypes.c_void_p) or 0
 
-    def result(self, place: int, kind: Any, value: int) -> None:
+    def result(self, place, kind, value):
         """Write where a pointer argument says."""
         ctypes.cast(self.address(place), ctypes.POINTER(kind)).contents.value = value

@@ -8,11 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
 
-import numpy as np
-
-from ptx.parser import Instruction, PtxError
+from ptx.parser import PtxError
 from ptx.types import Type, named
 
 FAMILIES = ("integer", "floating", "conversion", "memory", "asynchronous", "control", "warp", "matrix")
@@ -25,27 +22,27 @@ class Formula:
 
     results: Sequence[Type]
     sources: Sequence[Type]
-    compute: Callable[..., Any]
-    overflows: Callable[..., np.ndarray] | None = None
+    compute: Callable
+    overflows: Callable | None = None
 
 
 @dataclass(frozen=True)
 class Effect:
     """run(machine, instruction, mask): mask is None where all lanes are active. ends: it ends a block."""
 
-    run: Callable[..., None]
+    run: Callable
     ends: bool = False
 
 
 class Modifiers:
     """The modifiers of an instruction, taken one by one."""
 
-    def __init__(self, instruction: Instruction):
+    def __init__(self, instruction):
         self.instruction = instruction
         self.left = list(instruction.modifiers)
         self.types = [found for each in self.left if (found := named(each)) is not None]
 
-    def take(self, *names: str) -> bool:
+    def take(self, *names):
         """Whether these modifiers are there, one behind the other."""
         for place in range(len(self.left)):
             if self.left[place : place + len(names)] == list(names):
@@ -53,14 +50,14 @@ class Modifiers:
                 return True
         return False
 
-    def one(self, *names: str, default: str | None = None) -> str:
+    def one(self, *names, default=None):
         """Which of these modifiers is there."""
         found = [name for name in names if self.take(name)]
         if len(found) > 1 or not (found or default is not None):
             raise self.unknown(f"expected one of {', '.join(names)}")
         return found[0] if found else str(default)
 
-    def type(self, packed: bool = False) -> Type:
+    def type(self, packed=False):
         """The first type that is left; packed: it may be one of two values."""
         for name in self.left:
             found = named(name)
@@ -71,22 +68,21 @@ class Modifiers:
                 return found
         raise self.unknown("expected a type")
 
-    def unknown(self, why: str) -> PtxError:
+    def unknown(self, why):
         return PtxError(f"line {self.instruction.line}: {self.instruction.name}: {why}")
 
-    def done(self) -> None:
+    def done(self):
         if self.left:
             raise self.unknown(f"unknown modifier .{self.left[0]}")
 
 
-Decoder = Callable[[Modifiers], Formula | Effect]
-_decoders: dict[tuple[str, bool | None], Decoder] = {}
+_decoders = {}
 
 
-def opcode(*names: str, floating: bool | None = None) -> Callable[[Decoder], Decoder]:
+def opcode(*names, floating=None):
     """Register what decodes these opcodes; floating: those whose last type is a float, or is none."""
 
-    def register(decoder: Decoder) -> Decoder:
+    def register(decoder):
         for name in names:
             _decoders[name, floating] = decoder
         return decoder
@@ -95,12 +91,12 @@ def opcode(*names: str, floating: bool | None = None) -> Callable[[Decoder], Dec
 
 
 @cache
-def _load() -> None:
+def _load():
     for family in FAMILIES:
         import_module(f"ptx.opcodes.{family}")
 
 
-def decode(instruction: Instruction) -> Formula | Effect:
+def decode(instruction):
     """What an instruction does. Raises PtxError for an opcode or a modifier that is not known."""
     _load()
     modifiers = Modifiers(instruction)

@@ -5,19 +5,15 @@ as being written by the thread that copies.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptx.memory import WORDS
-from ptx.opcodes import Effect, Modifiers, opcode
+from ptx.opcodes import Effect, opcode
 from ptx.opcodes.memory import fetch_global, shared_places
 from ptx.operands import address_of, reader
 from ptx.parser import Immediate, Instruction
 from ptx.types import U32, U64
-
-if TYPE_CHECKING:
-    from ptx.machine import Machine
 
 
 @dataclass
@@ -32,7 +28,7 @@ class Copy:
 
 
 @opcode("cp")
-def copy(m: Modifiers) -> Effect:
+def copy(m):
     m.one("async")
     if m.take("commit_group"):
         return Effect(_commit)
@@ -52,20 +48,20 @@ def copy(m: Modifiers) -> Effect:
     return _start(m, size)
 
 
-def _number(m: Modifiers, place: int) -> int:
+def _number(m, place):
     operand = m.instruction.operands[place]
     if not isinstance(operand, Immediate):
         raise m.unknown("expected a constant")
     return int(operand.text, 0)
 
 
-def _start(m: Modifiers, size: int) -> Effect:
+def _start(m, size):
     """Copy `size` bytes, the first of them from memory and the rest zeros where the fourth operand says so."""
     operands = m.instruction.operands
     target, source = address_of(operands[0], U32), address_of(operands[1], U64)
     read = reader(operands[3], U32) if len(operands) > 3 else lambda machine: np.array(size, np.uint32)
 
-    def run(machine: "Machine", instruction: Instruction, mask: np.ndarray | None) -> None:
+    def run(machine, instruction, mask):
         lanes = machine.active(mask)
         amount = machine.spread(read(machine))[lanes]
         if not np.isin(amount, (0, size)).all():
@@ -83,11 +79,11 @@ def _start(m: Modifiers, size: int) -> Effect:
     return Effect(run)
 
 
-def _commit(machine: "Machine", instruction: Instruction, mask: np.ndarray | None) -> None:
+def _commit(machine, instruction, mask):
     machine.committed[machine.active(mask)] += 1
 
 
-def complete(machine: "Machine", mask: np.ndarray | None, pending: int, uncommitted: bool = False) -> None:
+def complete(machine, mask, pending, uncommitted=False):
     """Finish all copies of these lanes but those of their last `pending` groups."""
     waits = np.ones(machine.lanes, bool) if mask is None else mask
     left = []

@@ -1,10 +1,8 @@
 """Moving and converting."""
 
-from collections.abc import Callable
-
 import numpy as np
 
-from ptx.opcodes import Formula, Modifiers, opcode
+from ptx.opcodes import Formula, opcode
 from ptx.opcodes.floating import flushed, narrowed, to_bfloat16, widened
 from ptx.parser import Vector
 from ptx.types import Type, joined
@@ -13,7 +11,7 @@ TO_INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
 @opcode("mov")
-def move(m: Modifiers) -> Formula:
+def move(m):
     """Bits as they are; several words into one, the first the lowest, or one into several."""
     of = m.type()
     raw = of if of.kind == "pred" else Type("b", of.bits)
@@ -29,7 +27,7 @@ def move(m: Modifiers) -> Formula:
     return Formula([raw], [raw], lambda a: a)
 
 
-def _packed(parts: tuple[np.ndarray, ...], of: Type, whole: Type) -> np.ndarray:
+def _packed(parts, of, whole):
     found = whole.dtype(0)
     for place, part in enumerate(parts):
         found = found | part.astype(whole.raw) << whole.dtype(place * of.bits)
@@ -37,7 +35,7 @@ def _packed(parts: tuple[np.ndarray, ...], of: Type, whole: Type) -> np.ndarray:
 
 
 @opcode("cvt")
-def convert(m: Modifiers) -> Formula:
+def convert(m):
     integral = m.one(*TO_INTEGRAL, default="")
     rounding = m.one("rn", "rna", default="") if not integral else ""
     ftz, sat = m.take("ftz"), m.take("sat")
@@ -61,26 +59,26 @@ def convert(m: Modifiers) -> Formula:
     return Formula([to], [of], lambda a: a.astype(to.dtype))
 
 
-def _pair(m: Modifiers, to: Type, of: Type) -> Formula:
+def _pair(m, to, of):
     """The first operand in the upper half."""
     if of != Type("f", 32):
         raise m.unknown("expected f32")
 
-    def compute(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    def compute(upper, lower):
         low, high = (narrowed(each, to.half).view(np.uint16) for each in (lower, upper))
         return joined(low, high, to)
 
     return Formula([to], [of, of], compute)
 
 
-def _between_floats(m: Modifiers, to: Type, of: Type, integral: str, ftz: bool) -> Callable:
+def _between_floats(m, to, of, integral, ftz):
     wide = widened(of)
     if integral and to != of:
         raise m.unknown("rounding to integers is between equal types")
     if ftz and 32 not in (to.bits, of.bits):
         raise m.unknown(".ftz is for f32")
 
-    def compute(a: np.ndarray) -> np.ndarray:
+    def compute(a):
         value = wide(a)
         value = flushed(value) if ftz and value.dtype == np.float32 else value
         if integral:
@@ -93,35 +91,31 @@ def _between_floats(m: Modifiers, to: Type, of: Type, integral: str, ftz: bool) 
     return compute
 
 
-def _from_integer(a: np.ndarray, to: Type) -> np.ndarray:
-    if to.bits == 64 or (to.bits == 32 and a.dtype.itemsize <= 8):
+def _from_integer(a, to):
+    if to.bits > 16:
         return a.astype(to.dtype)
     # float16 and bfloat16: a float64 rounded to odd loses no tie
     exact = a.astype(np.float64)
     return narrowed(exact, to)
 
 
-def _to_integer(to: Type, of: Type, rounded: Callable, ftz: bool) -> Callable:
+def _to_integer(to, of, rounded, ftz):
     """Clamped to what the integer holds; NaN is 0, or of or into 64 bits the highest bit alone."""
     wide, info = widened(of), np.iinfo(to.dtype)
     nan = (1 << 63) if of.bits == 64 or to.bits == 64 else 0
 
-    def compute(a: np.ndarray) -> np.ndarray:
+    def compute(a):
         value = wide(a)
         value = flushed(value) if ftz else value
         whole = rounded(value.astype(np.float64))
         inside = (whole >= float(info.min)) & (whole < float(info.max) + (1 if to.bits == 64 else 0.5))
         found = np.where(inside, whole, 0).astype(to.dtype)
         found = np.where(inside, found, np.where(whole < 0, info.min, info.max).astype(to.dtype))
-        return np.where(np.isnan(value), np.array(nan & to_mask(to), to.raw).view(to.dtype), found)
+        return np.where(np.isnan(value), np.array(nan & ((1 << to.bits) - 1), to.raw).view(to.dtype), found)
 
     return compute
 
 
-def to_mask(of: Type) -> int:
-    return (1 << of.bits) - 1
-
-
-def _saturated(a: np.ndarray, to: Type) -> np.ndarray:
+def _saturated(a, to):
     info, own = np.iinfo(to.dtype), np.iinfo(a.dtype)
     return np.clip(a, max(info.min, own.min), min(info.max, own.max)).astype(to.dtype)

@@ -5,12 +5,11 @@ here does not lean on this machine's better functions.
 """
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 
-from ptx.opcodes import Formula, Modifiers, opcode
+from ptx.opcodes import Formula, opcode
 from ptx.opcodes.integer import COMPARISONS, combined, compared
 from ptx.types import PRED, Type, halves, split
 
@@ -25,14 +24,14 @@ DIVISION = 2.0**-23 * 1.5  # div.full and div.approx: 2 units in the last place,
 # --- values and bits --------------------------------------------------------------------------------------------------
 
 
-def widened(of: Type) -> Callable[[np.ndarray], np.ndarray]:
+def widened(of):
     """Operands of a type as float32 or float64 values: bfloat16 and float16 exactly."""
     if of.kind == "bf":
         return lambda a: (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return lambda a: a
 
 
-def to_bfloat16(value: np.ndarray) -> np.ndarray:
+def to_bfloat16(value):
     """float64 or float32 to the nearest bfloat16, rounded once."""
     value = np.asarray(value)
     if value.dtype != np.float32:
@@ -42,7 +41,7 @@ def to_bfloat16(value: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(value), np.uint16(0x7FFF), rounded.astype(np.uint16))
 
 
-def to_odd32(value: np.ndarray) -> np.ndarray:
+def to_odd32(value):
     """float64 as float32 towards 0, with the last bit set where something was lost: rounding that again is exact."""
     near = value.astype(np.float32)
     lost = near.astype(np.float64) != value
@@ -50,12 +49,12 @@ def to_odd32(value: np.ndarray) -> np.ndarray:
     return np.where(lost & np.isfinite(value), (toward.view(np.uint32) | np.uint32(1)).view(np.float32), near)
 
 
-def narrowed(value: np.ndarray, of: Type) -> np.ndarray:
+def narrowed(value, of):
     """float64 as a type, rounded once to the nearest."""
     return to_bfloat16(value) if of.kind == "bf" else np.asarray(value).astype(of.dtype)
 
 
-def canonical(value: np.ndarray, of: Type) -> np.ndarray:
+def canonical(value, of):
     """With NaN as arithmetic gives it."""
     if of.kind == "bf":
         nan = (value & np.uint16(0x7FFF)) > np.uint16(0x7F80)
@@ -66,12 +65,12 @@ def canonical(value: np.ndarray, of: Type) -> np.ndarray:
     return np.where(np.isnan(value), nan, value)
 
 
-def flushed(value: np.ndarray) -> np.ndarray:
+def flushed(value):
     """With denormals as zeros of their sign."""
     return np.where(np.abs(value) < SMALLEST[value.dtype.type], np.copysign(value.dtype.type(0), value), value)
 
 
-def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def odd_sum(a, b):
     """a + b in float64, rounded to odd (Boldo and Melquiond 2008): rounded again to less, it is exact."""
     total = a + b
     part = total - a
@@ -90,11 +89,11 @@ EXACT = {"add": odd_sum, "sub": lambda a, b: odd_sum(a, -b), "mul": np.multiply}
 DIRECT = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 
-def finished(m: Modifiers, of: Type, ftz: bool, sat: bool, formula: Callable[..., np.ndarray]) -> Callable:
+def finished(m, of, ftz, sat, formula):
     """A formula with what the modifiers add to it: denormals as zeros, results clamped to [0, 1], packed values."""
     single = of.half if of.packed else of
 
-    def compute(*operands: np.ndarray) -> np.ndarray:
+    def compute(*operands):
         value = formula(*[flushed(each) if ftz else each for each in operands])
         value = flushed(value) if ftz else value
         if sat:
@@ -107,7 +106,7 @@ def finished(m: Modifiers, of: Type, ftz: bool, sat: bool, formula: Callable[...
 
 
 @opcode("add", "sub", "mul", floating=True)
-def arithmetic(m: Modifiers) -> Formula:
+def arithmetic(m):
     m.one("rn", default="rn")
     ftz, sat, of = m.take("ftz"), m.take("sat"), m.type(packed=True)
     name = m.instruction.opcode
@@ -118,13 +117,13 @@ def arithmetic(m: Modifiers) -> Formula:
         return Formula([of], [of, of], finished(m, of, ftz, sat, DIRECT[name]))
     wide = widened(single)
 
-    def formula(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def formula(a, b):
         return narrowed(EXACT[name](wide(a).astype(np.float64), wide(b).astype(np.float64)), single)
 
     return Formula([of], [of, of], finished(m, of, ftz, sat, formula))
 
 
-def _mixed(m: Modifiers, name: str, of: Type, narrow: Type) -> Formula:
+def _mixed(m, name, of, narrow):
     wide = widened(narrow)
     if of.bits != 32 or narrow.bits != 16 or name == "mul":
         raise m.unknown("expected float32 and a type of 16 bits")
@@ -133,7 +132,7 @@ def _mixed(m: Modifiers, name: str, of: Type, narrow: Type) -> Formula:
 
 
 @opcode("fma", floating=True)
-def fused(m: Modifiers) -> Formula:
+def fused(m):
     m.one("rn")
     ftz, sat, of = m.take("ftz"), m.take("sat"), m.type(packed=True)
     single = of.half if of.packed else of
@@ -141,7 +140,7 @@ def fused(m: Modifiers) -> Formula:
         return Formula([of], [of, of, of], finished(m, of, ftz, sat, fma64))
     wide = widened(single)
 
-    def formula(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    def formula(a, b, c):
         product = wide(a).astype(np.float64) * wide(b).astype(np.float64)  # exact
         return narrowed(odd_sum(product, wide(c).astype(np.float64)), single)
 
@@ -152,7 +151,7 @@ SPLITTER = float(2**27 + 1)
 SAFE = (2.0**-400, 2.0**400)  # products and their errors between these neither overflow nor lose digits
 
 
-def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def fma64(a, b, c):
     """a * b + c rounded once (Boldo and Melquiond 2008); outside of safe magnitudes by the C library."""
     a, b, c = np.broadcast_arrays(a, b, c)
     sizes = [np.abs(each) for each in (a, b, c)]
@@ -177,27 +176,27 @@ def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return np.where(exactly_zero & safe, product + c, found)
 
 
-def _veltkamp(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _veltkamp(a):
     scaled = a * SPLITTER
     upper = scaled - (scaled - a)
     return upper, a - upper
 
 
-def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _two_sum(a, b):
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 @cache
-def _fma() -> Callable[[float, float, float], float]:
+def _fma():
     found = ctypes.CDLL("libm.so.6").fma
     found.argtypes, found.restype = [ctypes.c_double] * 3, ctypes.c_double
     return found
 
 
 @opcode("div", "sqrt", "rcp", "rsqrt", floating=True)
-def quotient(m: Modifiers) -> Formula:
+def quotient(m):
     name = m.instruction.opcode
     way, ftz, of = m.one("rn", "full", "approx"), m.take("ftz"), m.type()
     count = 2 if name == "div" else 1
@@ -211,19 +210,19 @@ def quotient(m: Modifiers) -> Formula:
     else:
         error = DIVISION if name == "div" else ERRORS[name]
 
-        def formula(*operands: np.ndarray) -> np.ndarray:
+        def formula(*operands):
             return approximated(formulas[name](*[each.astype(np.float64) for each in operands]), error)
 
     return Formula([of], [of] * count, finished(m, of, ftz, False, formula))
 
 
-def _gross(m: Modifiers, name: str, ftz: bool, of: Type) -> Formula:
+def _gross(m, name, ftz, of):
     """Of float64 in 20 bits of mantissa: of the operand and of the result only the upper words count."""
     if not ftz or name not in ("rcp", "rsqrt"):
         raise m.unknown("expected rcp.approx.ftz.f64 or rsqrt.approx.ftz.f64")
     upper = np.uint64(0xFFFFFFFF00000000)
 
-    def formula(a: np.ndarray) -> np.ndarray:
+    def formula(a):
         a = (flushed(a).view(np.uint64) & upper).view(np.float64)
         exact = 1 / a if name == "rcp" else 1 / np.sqrt(a)
         found = (exact.view(np.uint64) + np.uint64(1 << 31) & upper).view(np.float64)
@@ -232,7 +231,7 @@ def _gross(m: Modifiers, name: str, ftz: bool, of: Type) -> Formula:
     return Formula([of], [of], formula)
 
 
-def approximated(exact: np.ndarray, error: float) -> np.ndarray:
+def approximated(exact, error):
     """Off by up to a relative error, as a hash of the value says; rounded to float32."""
     exact = np.asarray(exact)
     noise = (exact.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)).astype(np.float64)
@@ -240,7 +239,7 @@ def approximated(exact: np.ndarray, error: float) -> np.ndarray:
 
 
 @opcode("ex2", "lg2", "tanh", floating=True)
-def transcendental(m: Modifiers) -> Formula:
+def transcendental(m):
     name = m.instruction.opcode
     m.one("approx")
     ftz, of = m.take("ftz"), m.type()
@@ -248,7 +247,7 @@ def transcendental(m: Modifiers) -> Formula:
         raise m.unknown("expected f32")
     function = {"ex2": np.exp2, "lg2": np.log2, "tanh": np.tanh}[name]
 
-    def formula(a: np.ndarray) -> np.ndarray:
+    def formula(a):
         exact = np.asarray(function(a.astype(np.float64)))
         near = approximated(exact, ERRORS[name])
         return np.where(a == 0, exact.astype(np.float32), near)
@@ -257,19 +256,19 @@ def transcendental(m: Modifiers) -> Formula:
 
 
 @opcode("min", "max", floating=True)
-def extreme(m: Modifiers) -> Formula:
+def extreme(m):
     """Of two, or of three; the number where one operand is NaN, or NaN with .NaN; -0 is below +0."""
     ftz, propagates, of = m.take("ftz"), m.take("NaN"), m.type(packed=True)
     single = of.half if of.packed else of
     wide, greatest = widened(single), m.instruction.opcode == "max"
 
-    def formula(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def formula(a, b):
         x, y = wide(a), wide(b)
         first = (x > y) | ((x == y) & ~np.signbit(x)) if greatest else (x < y) | ((x == y) & np.signbit(x))
         nan_first, nan_second = (np.isnan(x), np.isnan(y)) if propagates else (np.isnan(y), np.isnan(x))
         return np.where((first | nan_first) & ~nan_second | (nan_first & nan_second), a, b)
 
-    def of_all(a: np.ndarray, *others: np.ndarray) -> np.ndarray:
+    def of_all(a, *others):
         for each in others:
             a = formula(a, each)
         return a
@@ -281,12 +280,12 @@ def extreme(m: Modifiers) -> Formula:
 
 
 @opcode("neg", "abs", floating=True)
-def sign(m: Modifiers) -> Formula:
+def sign(m):
     ftz, of = m.take("ftz"), m.type(packed=True)
     single = of.half if of.packed else of
     top, negate = single.raw(1 << (single.bits - 1)), m.instruction.opcode == "neg"
 
-    def formula(a: np.ndarray) -> np.ndarray:
+    def formula(a):
         raw = a.view(single.raw)
         value = (raw ^ top if negate else raw & ~top).view(single.dtype)
         return flushed(value) if ftz else value
@@ -295,7 +294,7 @@ def sign(m: Modifiers) -> Formula:
 
 
 @opcode("setp", floating=True)
-def compare(m: Modifiers) -> Formula:
+def compare(m):
     """equ, neu, ltu …: true where an operand is NaN. Of packed values each of the two results is of one half."""
     ordered = [name for name in COMPARISONS if name not in ("lo", "ls", "hi", "hs")]
     name = m.one(*ordered, *[f"{name}u" for name in ordered], "num", "nan")
@@ -308,7 +307,7 @@ def compare(m: Modifiers) -> Formula:
     if with_:
         raise m.unknown("packed comparisons are not combined")
 
-    def compute(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+    def compute(a, b):
         pairs = zip(split(a, of), split(b, of), strict=True)
         return tuple(test(x.view(single.dtype), y.view(single.dtype)) for x, y in pairs)
 

@@ -1,25 +1,23 @@
 """Integers and bits, comparison and selection."""
 
-from collections.abc import Callable
-
 import numpy as np
 
-from ptx.opcodes import Formula, Modifiers, opcode
+from ptx.opcodes import Formula, opcode
+from ptx.parser import Pair
 from ptx.types import B32, PRED, S32, SIGNED, U32, UNSIGNED, Type
 
-Binary = Callable[[np.ndarray, np.ndarray], np.ndarray]
-ARITHMETIC: dict[str, Binary] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
-LOGIC: dict[str, Binary] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
-def exact(of: Type, formula: Callable[..., np.ndarray]) -> Callable[..., np.ndarray] | None:
+def exact(of, formula):
     """Where a 32-bit result is another than without a limit of bits, as a number that is extended with its sign, or
     with zeros: an address that it becomes part of is wrong. Negative constants are subtracted from unsigned numbers.
     """
     if of.bits != 32:
         return None
 
-    def overflows(signed: bool, *operands: np.ndarray) -> np.ndarray:
+    def overflows(signed, *operands):
         right = formula(*[each.view(np.int32).astype(np.float64) for each in operands])
         wrong = (right < -(2.0**31)) | (right >= 2.0**31)
         if signed:
@@ -31,7 +29,7 @@ def exact(of: Type, formula: Callable[..., np.ndarray]) -> Callable[..., np.ndar
 
 
 @opcode("add", "sub", floating=False)
-def add(m: Modifiers) -> Formula:
+def add(m):
     of, formula = m.type(), ARITHMETIC[m.instruction.opcode]
     if m.take("sat"):
         if of != S32:
@@ -40,12 +38,12 @@ def add(m: Modifiers) -> Formula:
     return Formula([of], [of, of], formula, exact(of, formula))
 
 
-def _clamped(value: np.ndarray, of: Type) -> np.ndarray:
+def _clamped(value, of):
     info = np.iinfo(of.dtype)
     return np.clip(value, info.min, info.max).astype(of.dtype)
 
 
-def high(a: np.ndarray, b: np.ndarray, of: Type) -> np.ndarray:
+def high(a, b, of):
     """The upper half of a product."""
     if of.bits < 64:
         wide = (SIGNED if of.kind == "s" else UNSIGNED)[2 * of.bits]
@@ -61,18 +59,18 @@ def high(a: np.ndarray, b: np.ndarray, of: Type) -> np.ndarray:
 
 
 @opcode("mul", "mad", floating=False)
-def multiply(m: Modifiers) -> Formula:
+def multiply(m):
     way, of = m.one("lo", "hi", "wide"), m.type()
     more = m.instruction.opcode == "mad"
     if way == "wide":
         wide = Type(of.kind, 2 * of.bits)
 
-        def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        def product(a, b):
             return a.astype(wide.dtype) * b.astype(wide.dtype)
     elif way == "hi":
         wide = of
 
-        def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        def product(a, b):
             return high(a, b, of)
     else:
         wide, product = of, np.multiply
@@ -83,11 +81,11 @@ def multiply(m: Modifiers) -> Formula:
 
 
 @opcode("div", "rem", floating=False)
-def divide(m: Modifiers) -> Formula:
+def divide(m):
     """Towards 0; what dividing by 0 gives is not specified: all ones."""
     of, quotient = m.type(), m.instruction.opcode == "div"
 
-    def compute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def compute(a, b):
         zero = b == 0
         safe = np.where(zero, of.dtype(1), b)
         if of.kind == "s":
@@ -103,35 +101,35 @@ def divide(m: Modifiers) -> Formula:
 
 
 @opcode("min", "max", floating=False)
-def extreme(m: Modifiers) -> Formula:
+def extreme(m):
     of = m.type()
     return Formula([of], [of, of], np.minimum if m.instruction.opcode == "min" else np.maximum)
 
 
 @opcode("neg", "abs", floating=False)
-def sign(m: Modifiers) -> Formula:
+def sign(m):
     of = m.type()
     return Formula([of], [of], np.negative if m.instruction.opcode == "neg" else np.abs)
 
 
 @opcode("and", "or", "xor")
-def logic(m: Modifiers) -> Formula:
+def logic(m):
     of = m.type()
     return Formula([of], [of, of], LOGIC[m.instruction.opcode])
 
 
 @opcode("not")
-def invert(m: Modifiers) -> Formula:
+def invert(m):
     of = m.type()
     return Formula([of], [of], np.logical_not if of == PRED else np.bitwise_not)
 
 
 @opcode("shl", "shr")
-def shift(m: Modifiers) -> Formula:
+def shift(m):
     """Amounts beyond the width shift everything out."""
     of, left = m.type(), m.instruction.opcode == "shl"
 
-    def compute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def compute(a, b):
         amount = np.minimum(b, of.bits - 1).astype(of.dtype)
         moved = np.left_shift(a, amount) if left else np.right_shift(a, amount)
         return moved if of.kind == "s" else np.where(b >= of.bits, of.dtype(0), moved)
@@ -143,11 +141,11 @@ def shift(m: Modifiers) -> Formula:
 
 
 @opcode("bfe")
-def extract(m: Modifiers) -> Formula:
+def extract(m):
     """A field of `length` bits from `start` on; of signed numbers its highest bit is repeated."""
     of = m.type()
 
-    def compute(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    def compute(a, start, length):
         first, count = (start & np.uint32(0xFF)).astype(np.int64), (length & np.uint32(0xFF)).astype(np.int64)
         moved = np.where(first < of.bits, np.right_shift(a, np.minimum(first, of.bits - 1).astype(of.dtype)), 0)
         if of.kind == "s":
@@ -164,11 +162,11 @@ def extract(m: Modifiers) -> Formula:
 
 
 @opcode("prmt")
-def permute(m: Modifiers) -> Formula:
+def permute(m):
     """Bytes picked out of two words by the four digits of a third; a digit's highest bit repeats the byte's sign."""
     m.take("b32")
 
-    def compute(a: np.ndarray, b: np.ndarray, which: np.ndarray) -> np.ndarray:
+    def compute(a, b, which):
         both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
         found = np.zeros(np.broadcast(a, b, which).shape, np.uint64)
         for place in range(4):
@@ -183,24 +181,24 @@ def permute(m: Modifiers) -> Formula:
 
 # --- comparison -------------------------------------------------------------------------------------------------------
 
-COMPARISONS: dict[str, Binary] = {
+COMPARISONS = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
 }  # fmt: skip
 
 
-def compared(name: str, unordered: bool, values: Callable[[np.ndarray], np.ndarray]) -> Binary:
+def compared(name, unordered, values):
     """A comparison; unordered: true where an operand is NaN, where the others are false then."""
     if name in ("num", "nan"):
 
-        def nan(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        def nan(a, b):
             either = np.isnan(values(a)) | np.isnan(values(b))
             return either if name == "nan" else ~either
 
         return nan
     test = COMPARISONS[name]
 
-    def compute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def compute(a, b):
         a, b = values(a), values(b)
         if unordered:
             return test(a, b) | np.isnan(a) | np.isnan(b)
@@ -210,19 +208,17 @@ def compared(name: str, unordered: bool, values: Callable[[np.ndarray], np.ndarr
 
 
 @opcode("setp", floating=False)
-def compare(m: Modifiers) -> Formula:
+def compare(m):
     """One result, or two: a comparison and its opposite, each combined with a predicate if one is given."""
     test = COMPARISONS[m.one(*COMPARISONS)]
     return combined(m, test, m.one("and", "or", "xor", default=""), m.type())
 
 
-def combined(m: Modifiers, test: Binary, with_: str, of: Type) -> Formula:
-    from ptx.parser import Pair
-
+def combined(m, test, with_, of):
     both = isinstance(m.instruction.operands[0], Pair)
     results = [PRED, PRED] if both else [PRED]
 
-    def compute(a: np.ndarray, b: np.ndarray, *c: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+    def compute(a, b, *c):
         found = test(a, b)
         chosen = [found, ~found] if both else [found]
         chosen = [LOGIC[with_](each, c[0]) for each in chosen] if with_ else chosen
@@ -232,7 +228,7 @@ def combined(m: Modifiers, test: Binary, with_: str, of: Type) -> Formula:
 
 
 @opcode("selp")
-def select(m: Modifiers) -> Formula:
+def select(m):
     of = m.type()
     raw = Type("b", of.bits)
     return Formula([raw], [raw, raw, PRED], lambda a, b, c: np.where(c, a, b))

@@ -4,25 +4,19 @@ A lane holds two neighbours of row lane / 4, from column 2 * (lane % 4) on; the 
 that lanes 8 * i to 8 * i + 7 have.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptx.machine import WARP
-from ptx.opcodes import Effect, Modifiers, opcode
+from ptx.opcodes import Effect, opcode
 from ptx.opcodes.control import check_whole_warps
 from ptx.opcodes.memory import fetch_shared, put_shared
 from ptx.operands import address_of, parts, reader, writer
-from ptx.parser import Instruction
 from ptx.types import B32, U32
-
-if TYPE_CHECKING:
-    from ptx.machine import Machine
 
 SIDE, ROW_BYTES = 8, 16
 
 
-def _count(m: Modifiers) -> tuple[int, bool]:
+def _count(m):
     m.one("sync")
     m.one("aligned")
     m.one("m8n8")
@@ -32,19 +26,19 @@ def _count(m: Modifiers) -> tuple[int, bool]:
     return count, transposed
 
 
-def _holders(machine: "Machine", mask: np.ndarray | None, count: int) -> np.ndarray:
+def _holders(machine, mask, count):
     """The lanes whose addresses count."""
     lanes = machine.active(mask)
     return lanes[lanes % WARP < SIDE * count]
 
 
 @opcode("ldmatrix")
-def load(m: Modifiers) -> Effect:
+def load(m):
     count, transposed = _count(m)
     result, source = m.instruction.operands
     writers, address = [writer(each, B32) for each in parts(result)], address_of(source, U32)
 
-    def run(machine: "Machine", instruction: Instruction, mask: np.ndarray | None) -> None:
+    def run(machine, instruction, mask):
         check_whole_warps(machine, instruction, mask)
         lanes = _holders(machine, mask, count)
         rows = np.zeros((machine.lanes, ROW_BYTES), np.uint8)
@@ -59,12 +53,12 @@ def load(m: Modifiers) -> Effect:
 
 
 @opcode("stmatrix")
-def store(m: Modifiers) -> Effect:
+def store(m):
     count, transposed = _count(m)
     target, source = m.instruction.operands
     readers, address = [reader(each, B32) for each in parts(source)], address_of(target, U32)
 
-    def run(machine: "Machine", instruction: Instruction, mask: np.ndarray | None) -> None:
+    def run(machine, instruction, mask):
         check_whole_warps(machine, instruction, mask)
         elements = np.zeros((machine.lanes // WARP, WARP // SIDE, SIDE, SIDE), np.uint16)
         for place, read in enumerate(readers):

@@ -1,18 +1,14 @@
 """Loads and stores: parameters, global and shared memory, whole vectors at a time."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptx.memory import RANK, WORDS
-from ptx.opcodes import Effect, Formula, Modifiers, opcode
-from ptx.operands import address_of, parts, reader, writer
-from ptx.parser import Address, Instruction, Symbol
+from ptx.opcodes import Effect, Formula, opcode
+from ptx.operands import address_of, names, parts, reader, writer
+from ptx.parser import Address, Symbol
 from ptx.types import U32, U64, Type
-
-if TYPE_CHECKING:
-    from ptx.machine import Machine
 
 CACHED = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak")  # what a cache does with it, or may
 PRIORITIES = ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "no_allocate")
@@ -29,11 +25,11 @@ class Access:
     policy: bool
 
     @property
-    def width(self) -> int:
+    def width(self):
         return self.type.bits // 8 * self.count
 
 
-def access(m: Modifiers, *spaces: str) -> Access:
+def access(m, *spaces):
     """The modifiers of a load or store."""
     space = m.one(*spaces)
     for hint in HINTS:
@@ -44,7 +40,7 @@ def access(m: Modifiers, *spaces: str) -> Access:
 
 
 @opcode("ld")
-def load(m: Modifiers) -> Effect:
+def load(m):
     found = access(m, "param", "global", "shared", "shared::cta", "shared::cluster")
     result, source = m.instruction.operands[:2]
     writers = [writer(each, found.type) for each in parts(result)]
@@ -55,7 +51,7 @@ def load(m: Modifiers) -> Effect:
     address = address_of(source, U64 if found.space == "global" else U32)
     fetch = {"global": fetch_global, "shared::cluster": fetch_cluster}.get(found.space, fetch_shared)
 
-    def run(machine: "Machine", instruction: Instruction, mask: np.ndarray | None) -> None:
+    def run(machine, instruction, mask):
         lanes = machine.active(mask)
         lanes, values = fetch(machine, instruction, lanes, address(machine)[lanes], found.width)
         words = values.view(found.type.raw).reshape(len(lanes), found.count)
@@ -66,12 +62,12 @@ def load(m: Modifiers) -> Effect:
     return Effect(run)
 
 
-def _parameter(m: Modifiers, found: Access, source: Address) -> Effect:
+def _parameter(m, found, source):
     if not isinstance(source, Address) or not isinstance(source.base, Symbol) or source.offset or found.count > 1:
         raise m.unknown("expected a whole parameter")
     name, write = source.base.name, writer(m.instruction.operands[0], found.type)
 
-    def run(machine: "Machine", instruction: Instruction, mask: np.ndarray | None) -> None:
+    def run(machine, instruction, mask):
         bits = machine.parameters[name] & ((1 << found.type.bits) - 1)
         write(machine, np.array(bits, found.type.raw).view(found.type.dtype), mask)
 
@@ -79,7 +75,7 @@ def _parameter(m: Modifiers, found: Access, source: Address) -> Effect:
 
 
 @opcode("st")
-def store(m: Modifiers) -> Effect:
+def store(m):
     found = access(m, "global", "shared", "shared::cta")
     target, source = m.instruction.operands[:2]
     readers = [reader(each, Type("b", found.type.bits)) for each in parts(source)]
@@ -88,7 +84,7 @@ def store(m: Modifiers) -> Effect:
     address = address_of(target, U64 if found.space == "global" else U32)
     put = put_global if found.space == "global" else put_shared
 
-    def run(machine: "Machine", instruction: Instruction, mask: np.ndarray | None) -> None:
+    def run(machine, instruction, mask):
         lanes = machine.active(mask)
         words = [machine.spread(read(machine))[lanes] for read in readers]
         values = np.ascontiguousarray(np.stack(words, 1)).view(WORDS[found.width]).ravel()
@@ -100,42 +96,29 @@ def store(m: Modifiers) -> Effect:
 # --- global memory ----------------------------------------------------------------------------------------------------
 
 
-def settled(
-    machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int, way: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def settled(machine, instruction, lanes, addresses, width):
     """The lanes that may access global memory, where, and the allocations there."""
-    lost = machine.lost([name for each in instruction.operands if isinstance(each, Address) for name in names_of(each)])
-    if lost is not None and lost[lanes].any():
-        wrong = lanes[lost[lanes]]
+    lost = machine.lost([name for each in instruction.operands if isinstance(each, Address) for name in names(each)])
+    if lost is not None:
         detail = "its address depends on a 32-bit number that lost its upper bits"
-        machine.sanitizer.report("overflow", machine, instruction, wrong, detail, int(addresses[lost[lanes]][0]))
+        machine.sanitizer.report_where(lost[lanes], "overflow", machine, instruction, lanes, detail, addresses)
     allowed, owners = machine.sanitizer.allowed(machine, instruction, lanes, addresses, width)
     if not allowed.all():
         lanes, addresses, owners = lanes[allowed], addresses[allowed], owners[allowed]
     return lanes, addresses, owners
 
 
-def names_of(address: Address) -> list[str]:
-    from ptx.operands import names
-
-    return names(address)
-
-
-def fetch_global(
-    machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int
-) -> tuple[np.ndarray, np.ndarray]:
+def fetch_global(machine, instruction, lanes, addresses, width):
     """What lanes load; those that may not are left out."""
-    lanes, addresses, owners = settled(machine, instruction, lanes, addresses, width, "load")
+    lanes, addresses, owners = settled(machine, instruction, lanes, addresses, width)
     machine.sanitizer.written(machine, instruction, lanes, addresses, width, owners)
     machine.sanitizer.stamp(machine, instruction, lanes, addresses, width, owners, writes=False)
     return lanes, machine.memory.load(addresses, width)
 
 
-def put_global(
-    machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, values: np.ndarray
-) -> None:
+def put_global(machine, instruction, lanes, addresses, values):
     width = values.dtype.itemsize
-    kept, addresses, owners = settled(machine, instruction, lanes, addresses, width, "store")
+    kept, addresses, owners = settled(machine, instruction, lanes, addresses, width)
     values = values if len(kept) == len(lanes) else values[np.isin(lanes, kept)]
     machine.sanitizer.stamp(machine, instruction, kept, addresses, width, owners, writes=True)
     machine.memory.store(addresses, values)
@@ -145,57 +128,44 @@ def put_global(
 # --- shared memory ----------------------------------------------------------------------------------------------------
 
 
-def shared_places(
-    machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int,
-    ctas: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def shared_places(machine, instruction, lanes, addresses, width, ctas=None):
     """The lanes that may access shared memory, and where it is; ctas: whose it is, if not their own."""
-    shared, report = machine.shared, machine.sanitizer.report
+    shared, report = machine.shared, machine.sanitizer.report_where
     machine.sanitizer.checked += len(lanes)
     outside = ~shared.inside(addresses, width)
     skewed = addresses % np.asarray(width, addresses.dtype) != 0
-    if outside.any():
-        detail = f"{width} bytes outside of the {shared.size} of shared memory"
-        report("bounds", machine, instruction, lanes[outside], detail, int(addresses[outside.argmax()]))
-    if skewed.any():
-        detail = f"no multiple of {width} bytes in shared memory"
-        report("alignment", machine, instruction, lanes[skewed], detail, int(addresses[skewed.argmax()]))
+    detail = f"{width} bytes outside of the {shared.size} of shared memory"
+    report(outside, "bounds", machine, instruction, lanes, detail, addresses)
+    detail = f"no multiple of {width} bytes in shared memory"
+    report(skewed, "alignment", machine, instruction, lanes, detail, addresses)
     places = shared.places(addresses, machine.cta[lanes] if ctas is None else ctas)
     allowed = ~(outside | skewed)
     return (lanes, places) if allowed.all() else (lanes[allowed], places[allowed])
 
 
-def fetch_shared(
-    machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int,
-    ctas: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def fetch_shared(machine, instruction, lanes, addresses, width, ctas=None):
     lanes, places = shared_places(machine, instruction, lanes, addresses, width, ctas)
     unwritten = ~machine.shared.written[places[:, None] + np.arange(width)].all(1)
-    if unwritten.any():
-        detail = f"{width} bytes of shared memory that were never written, or are still on their way"
-        machine.sanitizer.report("uninitialised", machine, instruction, lanes[unwritten], detail,
-                                 int(places[unwritten.argmax()] % machine.shared.pitch))  # fmt: skip
+    detail = f"{width} bytes of shared memory that were never written, or are still on their way"
+    at = places % machine.shared.pitch
+    machine.sanitizer.report_where(unwritten, "uninitialised", machine, instruction, lanes, detail, at)
     machine.races.load(instruction, places, width, lanes)
     return lanes, machine.shared.load(places, width)
 
 
-def fetch_cluster(
-    machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, width: int
-) -> tuple[np.ndarray, np.ndarray]:
+def fetch_cluster(machine, instruction, lanes, addresses, width):
     """Of the shared memory of a block of the cluster, as `mapa` names it; without a rank, of the own."""
     rank = (addresses >> np.uint32(RANK)).astype(np.int64)
     own = machine.cta[lanes]
     ctas = np.where(rank == 0, own, machine.cluster[lanes] * machine.launch.ctas + rank - 1)
-    if (rank > machine.launch.ctas).any():
-        wrong = lanes[rank > machine.launch.ctas]
-        machine.sanitizer.report("bounds", machine, instruction, wrong, "no block of the cluster has this rank")
-        lanes, addresses, ctas = (each[rank <= machine.launch.ctas] for each in (lanes, addresses, ctas))
+    wrong = rank > machine.launch.ctas
+    detail = "no block of the cluster has this rank"
+    machine.sanitizer.report_where(wrong, "bounds", machine, instruction, lanes, detail)
+    lanes, addresses, ctas = (each[~wrong] for each in (lanes, addresses, ctas))
     return fetch_shared(machine, instruction, lanes, addresses & np.uint32((1 << RANK) - 1), width, ctas)
 
 
-def put_shared(
-    machine: "Machine", instruction: Instruction, lanes: np.ndarray, addresses: np.ndarray, values: np.ndarray
-) -> None:
+def put_shared(machine, instruction, lanes, addresses, values):
     width = values.dtype.itemsize
     kept, places = shared_places(machine, instruction, lanes, addresses, width)
     values = values if len(kept) == len(lanes) else values[np.isin(lanes, kept)]
@@ -206,21 +176,18 @@ def put_shared(
         report_different(machine, instruction, kept, places, values)
 
 
-def report_different(
-    machine: "Machine", instruction: Instruction, lanes: np.ndarray, places: np.ndarray, values: np.ndarray
-) -> None:
+def report_different(machine, instruction, lanes, places, values):
     """Report lanes that wrote other values than a lane that wrote to the same place in the same instruction."""
-    found = machine.shared.load(places, values.dtype.itemsize)
     size = values.dtype.itemsize
+    found = machine.shared.load(places, size)
     other = (found.view(np.uint8).reshape(-1, size) != values.view(np.uint8).reshape(-1, size)).any(1)
-    if other.any():
-        detail = "another thread writes something else to the same place in this instruction"
-        machine.sanitizer.report("race", machine, instruction, lanes[other], detail,
-                                 int(places[other.argmax()] % machine.shared.pitch))  # fmt: skip
+    detail = "another thread writes something else to the same place in this instruction"
+    at = places % machine.shared.pitch
+    machine.sanitizer.report_where(other, "race", machine, instruction, lanes, detail, at)
 
 
 @opcode("mapa")
-def map_address(m: Modifiers) -> Formula:
+def map_address(m):
     """The address that a block's shared memory has in the cluster."""
     m.one("shared::cluster")
     of = m.type()
