@@ -23,7 +23,7 @@ os.environ.setdefault("OPGRAD_CACHE_DIR", str(ROOT / "build" / "kernels"))  # as
 import numpy as np  # noqa: E402
 import onnx_cases  # noqa: E402
 from accuracy import check  # noqa: E402
-from guards import Guarded  # noqa: E402
+from guards import Placed  # noqa: E402
 from relayouts import OTHER_LOOPS, SAME_LOOPS, relaid  # noqa: E402
 from samples import bits, call, packed, sample  # noqa: E402
 
@@ -69,7 +69,7 @@ def given(op: Operator) -> None:
     for dtype in FLOATS:
         arguments = sample(op, (5, 33), dtype, np.random.default_rng(0))
         expected = call(op, arguments)
-        guards = [Guarded(result.shape, result.dtype, 1) for result in expected]
+        guards = [Placed(result.shape, result.dtype, offset=1) for result in expected]
         call(op, arguments, out=packed([guard.array for guard in guards]))
         for guard, plain in zip(guards, expected, strict=True):
             assert guard.untouched(), f"{dtype}: memory around the result was written"

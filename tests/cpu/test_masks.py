@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from guards import Guarded
+from guards import Placed
 from tasks import run_task
 
 from opgrad.contract import DTYPES
@@ -36,7 +36,7 @@ def check(dtype, held, copy):
     """copy(x, y, loaded) copies the lanes in `held`, and reads and writes no others."""
     lanes = vector_lanes("float32")
     x = np.arange(1, lanes + 1).astype(DTYPES[dtype])
-    y, loaded = Guarded((lanes,), dtype, offset=1), np.zeros(lanes, np.float32)
+    y, loaded = Placed((lanes,), dtype, offset=1), np.zeros(lanes, np.float32)
     y.array[:] = 77
     copy(x.ctypes.data, y.array.ctypes.data, loaded.ctypes.data)
     assert y.untouched()

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from guards import Guarded
+from guards import Placed
 from tasks import run_task
 
 from opgrad.cpu.compiler.decorators import kernel
@@ -123,7 +123,7 @@ def on_buffers(formula):
 def run(formula, values, operand=None, third=None, alpha=0.0, beta=0.0, offset=0):
     """What a formula makes of arrays off their alignment by `offset` bytes, with nothing written around it."""
     dtype, n = values.dtype.name, values.size
-    guarded = [Guarded((n,), dtype, offset) for _ in range(3)]
+    guarded = [Placed((n,), dtype, offset=offset) for _ in range(3)]
     for place, given in zip(guarded, (values, operand, third), strict=True):
         if given is not None:
             place.array[:] = given

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from guards import Guarded
+from guards import Placed
 from tasks import run_task
 
 from opgrad.cpu.compiler.decorators import kernel
@@ -36,7 +36,7 @@ def keep(values: Pointer, count, index, seed, offset, threshold):
 
 def by_kernel(dtype, count, index, seed, offset, threshold, begin=0):
     """The decisions of a run, whose surroundings must stay as they are."""
-    guarded = Guarded((begin + count + 3,), dtype)
+    guarded = Placed((begin + count + 3,), dtype)
     guarded.array[:] = 7
     values = guarded.array[begin : begin + count]
     words = [guarded.array[begin:].ctypes.data, count, index, seed, offset, threshold]

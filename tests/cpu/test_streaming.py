@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from accuracy import check
+from guards import Placed
 from primitive_attributes import typed_call
 from primitive_cases import numbers
 from samples import bits, call, dispatcher, sample
@@ -31,18 +32,12 @@ def streaming(monkeypatch):
     monkeypatch.setattr(plan, "last_level_cache", lambda: -1)
 
 
-def placed(shape, dtype, offset):
-    """An array that starts so many elements into a cache line, and the memory around it, full of 77."""
-    size = int(np.prod(shape))
-    memory = np.full(2 * LINE + (size + LINE) * dtype.itemsize, 77, np.uint8)
-    start = LINE + -memory.ctypes.data % LINE + offset * dtype.itemsize
-    return memory, memory[start : start + size * dtype.itemsize].view(dtype).reshape(shape)
-
-
-def holds(memory, array):
-    """Whether nothing around the array was written."""
-    start = array.ctypes.data - memory.ctypes.data
-    return bool((memory[:start] == 77).all() and (memory[start + array.nbytes :] == 77).all())
+def hold(expected, offset, note, function, *arguments, **named):
+    """A function writes these bits to `out` so many elements into a cache line, and nothing around it."""
+    placed = Placed(expected.shape, expected.dtype, offset=offset * expected.itemsize)
+    function(*arguments, **named, out=placed.array)
+    assert bits(placed.array) == bits(expected), note
+    assert placed.untouched(), note
 
 
 @pytest.mark.parametrize("shape", [(9, 131), (2, 33, 130)], ids=["rows", "columns"])
@@ -53,20 +48,14 @@ def test_attributes(number, shape, rng, streaming):
     x, dtype = numbers(rng, shape, TYPES[number]), DTYPES[given["out_dtype"]]
     expected = opgrad.softmax(x, 1, **given)
     for offset in range(LINE // dtype.itemsize):
-        memory, out = placed(shape, dtype, offset)
-        opgrad.softmax(x, 1, out=out, out_scale=given["out_scale"])
-        assert bits(out) == bits(expected), offset
-        assert holds(memory, out), offset
+        hold(expected, offset, offset, opgrad.softmax, x, 1, out_scale=given["out_scale"])
 
 
 def test_mask(rng, streaming):
     x = rng.normal(size=(7, 300)).astype(np.float32)
-    kept = keep_mask(x.shape, 0.5, 3, 4)
+    kept, dropout = keep_mask(x.shape, 0.5, 3, 4), opgrad.Dropout(0.5, 3, 4, mask=True)
     for offset in range(LINE):
-        memory, mask = placed(x.shape, np.dtype(bool), offset)
-        opgrad.softmax(x, dropout=opgrad.Dropout(0.5, 3, 4, mask=True), out=(np.empty_like(x), mask))
-        assert np.array_equal(mask, kept), offset
-        assert holds(memory, mask), offset
+        hold(kept, offset, offset, lambda out: opgrad.softmax(x, dropout=dropout, out=(np.empty_like(x), out)))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -77,10 +66,7 @@ def test_plain_kernels(name, dtype, rng, streaming):
         x = rng.normal(size=shape).astype(dtype)
         expected = function(x)
         for offset in range(LINE // dtype.itemsize):
-            memory, out = placed(shape, dtype, offset)
-            function(x, out=out)
-            assert bits(out) == bits(expected), offset
-            assert holds(memory, out), offset
+            hold(expected, offset, offset, function, x)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -94,10 +80,7 @@ def test_rows_of_every_layout(name, dtype, rng, streaming):
         arguments = sample(op, (count, n), dtype.name, rng)
         (expected,) = check(op, arguments)
         offset = offsets[(first + second) % len(offsets)]
-        memory, out = placed((count, n), dtype, offset)
-        call(op, arguments, out=out)
-        assert bits(out) == bits(expected), (n, count, offset)
-        assert holds(memory, out), (n, count, offset)
+        hold(expected, offset, (n, count, offset), call, op, arguments)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -109,10 +92,7 @@ def test_interleaved_columns(name, dtype, rng, streaming):
         arguments = sample(op, shape, dtype.name, rng, axis=1)
         (expected,) = check(op, arguments)
         for offset in {0, 1, 4, LINE // dtype.itemsize - 1}:
-            memory, out = placed(shape, dtype, offset)
-            call(op, arguments, out=out)
-            assert bits(out) == bits(expected), (shape, offset)
-            assert holds(memory, out), (shape, offset)
+            hold(expected, offset, (shape, offset), call, op, arguments)
         apart = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
         apart = {name: np.pad(value, ((0, 0), (0, 0), (0, 1)))[..., :-1] for name, value in apart.items()}
         check(op, {**arguments, **apart})
@@ -150,10 +130,7 @@ def test_strips_of_whole_lines_give_the_same_bits(name, dtype, rng, streaming, m
             context.setattr(layout, "LARGE", 0)
             run = dispatcher(op)
             for offset in range(LINE // dtype.itemsize):
-                memory, out = placed(shape, dtype, offset)
-                run(**arguments, out=out)
-                assert bits(out) == bits(expected), (shape, offset)
-                assert holds(memory, out), (shape, offset)
+                hold(expected, offset, (shape, offset), run, **arguments)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
@@ -167,10 +144,7 @@ def test_columns_that_nearly_fill_the_cache_are_written_to_the_last_one(name, dt
     monkeypatch.setattr(plan, "last_level_cache", lambda: 3 * arrays // 2)
     run = dispatcher(op)
     for offset in range(LINE // dtype.itemsize):
-        memory, out = placed(shape, dtype, offset)
-        run(**arguments, out=out)
-        assert bits(out) == bits(expected), offset
-        assert holds(memory, out), offset
+        hold(expected, offset, offset, run, **arguments)
 
 
 REDUCING = [op for op in (*operators().values(), *loss_operators().values()) if op.kind in ("rows", "classes")]

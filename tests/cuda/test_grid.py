@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 from accuracy import assert_close
-from guards import Guarded
+from guards import Placed
 from relayouts import OTHER_LOOPS, SAME_LOOPS, relaid, selections, unaligned
 from samples import (
     axis_choices,
@@ -187,7 +187,7 @@ def test_nothing_around_the_result_is_written(op, dtype, offset, rng):
     for shape in [(1, 1), (5, 33), (2, 5, 3), (1, 1001)]:
         arguments = sample(op, shape, dtype, rng)
         expected = call(op, arguments)
-        guards = [Guarded(result.shape, result.dtype, offset * result.itemsize) for result in expected]
+        guards = [Placed(result.shape, result.dtype, offset=offset * result.itemsize) for result in expected]
         call(op, arguments, out=packed([guard.array for guard in guards]))
         for guard, plain in zip(guards, expected, strict=True):
             assert guard.untouched(), shape
@@ -198,7 +198,7 @@ def test_nothing_around_the_result_is_written(op, dtype, offset, rng):
 def test_nothing_between_spaced_rows_is_written(op, dtype, rng):
     arguments = sample(op, (5, 33), dtype, rng, reduction="none")
     expected = reference(op, arguments)
-    wide = [Guarded((2 * len(result), *result.shape[1:]), dtype) for result in expected]
+    wide = [Placed((2 * len(result), *result.shape[1:]), dtype) for result in expected]
     gaps = [guard.array[1::2] for guard in wide]
     for gap in gaps:
         gap[...] = 7

@@ -27,19 +27,10 @@ from cuda_backend import (
     program,
     some,
 )
+from guards import Placed, c_order, fortran, laid_out, permuted
 from post_op_cases import ELTWISE, PATTERNS, SHAPE, before, made, operand_of, some_chain
 from primitive_attributes import ALONE, AXES, flag, forms, some_attributes, some_where
-from primitive_cases import (
-    Placed,
-    c_order,
-    check_forward,
-    check_gradient,
-    fortran,
-    laid_out,
-    numbers,
-    permuted,
-    step_of,
-)
+from primitive_cases import check_forward, check_gradient, numbers, step_of
 from samples import bits, cast
 
 import opgrad

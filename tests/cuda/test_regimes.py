@@ -8,7 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
-from guards import Guarded
+from guards import Placed
 from relayouts import relaid, spaced_rows
 from samples import bits, elements, in_place_calls, packed, sample
 
@@ -124,7 +124,7 @@ def test_few_odd_rows_in_place_and_apart(op, dtype, rng):
     for argument, own, outputs in in_place_calls(op, arguments, expected):
         results = call(op, own, out=packed(outputs))
         assert [bits(array) for array in results] == [bits(array) for array in expected], argument
-    guards = [Guarded(result.shape, result.dtype, result.itemsize) for result in expected]
+    guards = [Placed(result.shape, result.dtype, offset=result.itemsize) for result in expected]
     check(op, relaid(arguments, spaced_rows, elements(op, arguments)), out=packed([each.array for each in guards]))
     assert all(guard.untouched() for guard in guards)
 

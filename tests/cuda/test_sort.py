@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from guards import Guarded
+from guards import Placed
 
 pytest.importorskip("triton", reason="needs Triton")
 
@@ -33,8 +33,8 @@ def _part(memory, scratch, count):
 
 
 def _run(program, indices):
-    aligned = -Guarded((program.scratch_bytes,), "bool").array.ctypes.data % ALIGNMENT
-    memory = Guarded((program.scratch_bytes,), "bool", aligned)
+    aligned = -Placed((program.scratch_bytes,), "bool").array.ctypes.data % ALIGNMENT
+    memory = Placed((program.scratch_bytes,), "bool", offset=aligned)
     addresses, scratch = [address(indices)], address(memory.array)
     Compiled(program, addresses, scratch).run(addresses, scratch, None)
     assert memory.untouched()

@@ -5,7 +5,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from guards import EDGE, SENTINEL
+from guards import Placed
 from tasks import run_task
 
 from opgrad.cpu.compiler import decorators
@@ -81,14 +81,10 @@ def run(made, dtypes, n, x, y):
 
 def converted(x, source, target, made=by_vectors):
     """x, of storage `source`, read and written as `target`."""
-    n, size = x.size, np.dtype(DTYPES.get(target, target)).itemsize
-    memory = np.full(n * size + 2 * EDGE, SENTINEL, np.uint8)
-    start = EDGE + -(memory.ctypes.data + EDGE) % 64
-    y = memory[start : start + n * size].view(DTYPES.get(target, target))
-    run(made, [source, target], n, x, y)
-    assert (memory[:start] == SENTINEL).all()
-    assert (memory[start + n * size :] == SENTINEL).all()
-    return y
+    placed = Placed(x.shape, DTYPES.get(target, target))
+    run(made, [source, target], x.size, x, placed.array)
+    assert placed.untouched()
+    return placed.array
 
 
 def bits(a):

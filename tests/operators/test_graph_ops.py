@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 from graph_cases import OPERATORS, arrays_of, call, changed, check_close, each_dtype, each_operator
-from samples import in_place_pairs, packed
+from guards import Placed, backwards, every_second, fortran, laid_out
+from samples import in_place_pairs, packed, several
 
 import opgrad
 from opgrad.cli.examples import examples, expected, listed
+from opgrad.contract import NEEDS
 
 
 @each_dtype
@@ -34,48 +36,28 @@ def frozen(array):
 def test_any_strides(op, dtype):
     for example in examples(op, dtype):
         expected = call(op, example.arguments)
-        for layout in (spaced, backwards, columns_first):
-            for got, wanted in zip(call(op, changed(example.arguments, layout)), expected, strict=True):
+        for layout in (every_second, backwards, fortran):
+            given = changed(example.arguments, lambda array, layout=layout: laid_out(array, layout))
+            for got, wanted in zip(call(op, given), expected, strict=True):
                 assert got.tobytes() == wanted.tobytes()
-
-
-def spaced(array):
-    """The same numbers with gaps between them."""
-    wide = np.empty((*array.shape, 3), array.dtype)
-    wide[..., 1] = array
-    return wide[..., 1]
-
-
-def backwards(array):
-    """The same numbers, the last ones first in memory."""
-    turned = (slice(None, None, -1),) * array.ndim
-    return np.array(array[turned], order="C")[turned] if array.ndim else array
-
-
-def columns_first(array):
-    return np.asarray(array, order="F")
 
 
 @each_dtype
 def test_out_is_written_and_nothing_around_it(op, dtype):
-    for example in examples(op, dtype):
+    for place, example in enumerate(examples(op, dtype)):
         expected = call(op, example.arguments)
-        guards = [np.full((array.size + 128) * array.itemsize, 77, np.uint8).view(array.dtype) for array in expected]
-        outs = [guard[64:-64].reshape(array.shape) for guard, array in zip(guards, expected, strict=True)]
-        call(op, example.arguments, out=packed(outs))
-        for guard, out, wanted in zip(guards, outs, expected, strict=True):
-            assert out.tobytes() == wanted.tobytes()
-            untouched = b"M" * (64 * wanted.itemsize)  # 77 in every byte
-            assert guard[:64].tobytes() == untouched
-            assert guard[-64:].tobytes() == untouched
+        guards = [Placed(array.shape, array.dtype, offset=place % 2) for array in expected]
+        call(op, example.arguments, out=packed([guard.array for guard in guards]))
+        for guard, wanted in zip(guards, expected, strict=True):
+            assert guard.array.tobytes() == wanted.tobytes()
+            assert guard.untouched()
 
 
 @pytest.mark.parametrize("op", [op for op in OPERATORS if op.in_place], ids=lambda op: op.name)
 def test_results_in_the_memory_of_arguments(op):
     for example in examples(op, "float32"):
         given = example.arguments
-        expected = getattr(opgrad, op.name)(**given)
-        expected = expected if isinstance(expected, tuple) else (expected,)
+        expected = several(getattr(opgrad, op.name)(**given))
         names = [name for name in op.results if name in given.get("needs", op.results)]
         for result, name in in_place_pairs(op, given):
             own = {**given, **changed({name: given[name]}, np.copy)}
@@ -84,6 +66,23 @@ def test_results_in_the_memory_of_arguments(op):
             getattr(opgrad, op.name)(**own, out=packed(outs))
             for out, wanted in zip(listed(outs), listed(expected), strict=True):
                 assert out.tobytes() == wanted.tobytes()
+
+
+CHOOSING = [op for op in OPERATORS if op.general and NEEDS in op.general.keywords]
+
+
+@pytest.mark.parametrize("op", CHOOSING, ids=lambda op: op.name)
+def test_only_what_is_needed(op):
+    """Each result alone, and some of them named in another order, have the bits that they have beside all others."""
+    for example in examples(op, "float32"):
+        names = [name for name in op.results if name in example.arguments.get(NEEDS, op.results)]
+        every = dict(zip(names, call(op, example.arguments), strict=True))
+        for needs in filter(None, (*((name,) for name in names), tuple(names[:0:-1]))):
+            given = example.arguments | {NEEDS: needs}
+            wanted = [every[name] for name in names if name in needs]
+            outs = [np.empty_like(each) for each in wanted]
+            for found in (call(op, given), call(op, given, out=packed(outs)), outs):
+                assert [each.tobytes() for each in found] == [each.tobytes() for each in wanted], needs
 
 
 @pytest.mark.parametrize("op", [op for op in OPERATORS if op.arrays], ids=lambda op: op.name)

@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
-from primitive_cases import Placed, numbers
-from samples import bits
+from guards import Placed
+from primitive_cases import numbers
+from samples import bits, several
 
 import opgrad
 from opgrad import post_ops
@@ -182,8 +183,7 @@ def test_dropout_s_own_values():
 
 
 def results_of(name, rng, given):
-    found = getattr(opgrad, name)(**given)
-    return found if isinstance(found, tuple) else (found,)
+    return several(getattr(opgrad, name)(**given))
 
 
 WITH_ALL = {"stats": True, "save": True, "dropout": Dropout(0.5, 1, 2, mask=True)}

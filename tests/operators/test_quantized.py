@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from graph_cases import check_close
-from guards import Guarded
+from guards import Placed
 
 import opgrad
 from opgrad.contract import reference
@@ -67,9 +67,9 @@ def test_reads_and_writes_nothing_outside(rng):
     """Bytes that end where memory does, whose last vector is not whole, and a result between guards."""
     n, k = 5, 34
     for bits in WIDTHS:
-        b = Guarded((n, -(-k * bits // 8)), "uint8", offset=3)
+        b = Placed((n, -(-k * bits // 8)), "uint8", offset=3)
         b.array[:] = packed(rng, n, k, bits)
-        dx, dy = Guarded((2, k), "float32", offset=1), rng.normal(size=(2, n)).astype("f4")
+        dx, dy = Placed((2, k), "float32", offset=1), rng.normal(size=(2, n)).astype("f4")
         given = {"N": n, "K": k, "bits": bits, "scales": np.ones((n, 1), "f4")}
         opgrad.quantized_matmul_grad(dy, b.array, **given, out=dx.array)
         assert dx.untouched()

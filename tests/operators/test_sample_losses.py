@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import sample_losses as cases
-from guards import Guarded
+from guards import Placed
 from sample_losses import LOSSES, OPTIONS, UPSTREAM, WITH_GRADIENT
 
 import opgrad
@@ -60,7 +60,7 @@ def test_results_lie_where_they_should(rng):
     """In place of the logits, beside memory that stays as it is, from arrays that cannot be written."""
     given = cases.arguments((5, 37), "float32", rng)
     expected = run(WITH_GRADIENT, given)
-    guarded = [Guarded(each.shape, each.dtype.name) for each in expected]
+    guarded = [Placed(each.shape, each.dtype.name) for each in expected]
     for each in given.values():
         each.flags.writeable = False
     found = sample_loss.sample_losses_and_grad(**given, out=tuple(each.array for each in guarded))

@@ -21,10 +21,9 @@ import numpy as np
 import pytest
 from accuracy import assert_close
 from cuda_gate import FULL
-from guards import EDGE, Guarded
-from primitive_cases import LAYOUTS, c_order, every_second, fortran, gapped, permuted
+from guards import LAYOUTS, Placed, c_order, every_second, fortran, gapped, permuted
 from ptx import driver
-from samples import bits
+from samples import bits, several
 
 import opgrad
 from opgrad.call import arrays, owners
@@ -83,8 +82,7 @@ def some(cases, key, one_in, place=0):
 def call(op, arguments, **more):
     """The results of the CUDA kernels as a tuple of NumPy arrays; arrays in `out` are written and returned."""
     given = {**arguments, **more}
-    results = _on_gpu(op, given) if ON_GPU else _on_host(op, given)
-    return results if isinstance(results, tuple) else (results,)
+    return several(_on_gpu(op, given) if ON_GPU else _on_host(op, given))
 
 
 def public(name, *args, **kwargs):
@@ -222,9 +220,9 @@ class _Memory:
 
     def maker(self, spec, like):
         def make():
-            guard = Guarded((spec.dtype.itemsize * math.prod(spec.shape),), "bool")
+            guard = Placed((spec.dtype.itemsize * math.prod(spec.shape),), "bool")
             self.made.append(guard)
-            array = np.ndarray(spec.shape, spec.dtype, guard.memory, EDGE, spec.strides)
+            array = np.ndarray(spec.shape, spec.dtype, guard.array, 0, spec.strides)
             if FROM_PTX:
                 _device.lend(guard.array, f"result {len(self.made)}", written=False)
             return array

@@ -1,6 +1,7 @@
 """Plans of softmax calls by shape and dtype; `opgrad.plan` takes the arrays of an example call."""
 
 import numpy as np
+from samples import several
 
 import opgrad
 from opgrad.contract import DTYPES
@@ -15,9 +16,8 @@ def _example(shape, dtype, strides=None):
 
 def _plan(function, inputs, out_strides, keywords):
     results = function(*inputs, **keywords)
-    several = results if isinstance(results, tuple) else (results,)
     outputs = tuple(
-        _example(each.shape, each.dtype, None if place else out_strides) for place, each in enumerate(several)
+        _example(each.shape, each.dtype, None if place else out_strides) for place, each in enumerate(several(results))
     )
     return opgrad.plan(function, *inputs, out=outputs if isinstance(results, tuple) else outputs[0], **keywords)
 

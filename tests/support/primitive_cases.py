@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from accuracy import relative_tolerance
-from guards import EDGE, SENTINEL
-from samples import cast
+from samples import cast, several
 
 import opgrad
 from opgrad.contract import BYTES, DTYPES
@@ -187,8 +186,7 @@ def check_forward(name, x, axis=-1, *, note="", place=None, **attributes):
         shapes = {each: _row_shape(x.shape, axis) if each == "stats" else x.shape for each in names}
         placed = [place(shapes[each], dtypes[each]) for each in names]
         given["out"] = tuple(each.array for each in placed) if len(placed) > 1 else placed[0].array
-    results = getattr(opgrad, name)(x, axis, **given)
-    results = results if isinstance(results, tuple) else (results,)
+    results = several(getattr(opgrad, name)(x, axis, **given))
     assert len(results) == len(names), note
     for each in placed:
         assert each.untouched(), f"{name} wrote past its results, {note}"
@@ -331,8 +329,7 @@ def check_gradient(name, dy, y, axis=-1, *, note="", place=None, **attributes):
     placed = place(dy.shape, dtype) if place is not None else None
     if placed is not None:
         given["out"] = placed.array
-    results = getattr(opgrad, name)(dy, y, axis, **given)
-    results = results if isinstance(results, tuple) else (results,)
+    results = several(getattr(opgrad, name)(dy, y, axis, **given))
     assert placed is None or placed.untouched(), f"{name} wrote past its result, {note}"
     for array, copy in zip((dy, y), before, strict=True):
         np.testing.assert_array_equal(bytes_of(array), bytes_of(copy), f"an argument changed, {note}")
@@ -400,91 +397,6 @@ def assert_within(result, found, note):
 def bytes_of(array):
     """The bytes of the elements, in C order."""
     return np.ascontiguousarray(array).view(np.uint8) if array.ndim else np.frombuffer(array.tobytes(), np.uint8)
-
-
-def _dense(shape, item, order):
-    strides = [0] * len(shape)
-    for axis in order:
-        strides[axis] = item
-        item *= max(shape[axis], 1)
-    return strides
-
-
-def c_order(shape, item):
-    return _dense(shape, item, range(len(shape))[::-1])
-
-
-def fortran(shape, item):
-    return _dense(shape, item, range(len(shape)))
-
-
-def permuted(shape, item):
-    """The middle axis last in memory."""
-    axes = list(range(len(shape)))[::-1]
-    return _dense(shape, item, axes[len(axes) // 2 :] + axes[: len(axes) // 2])
-
-
-def gapped(shape, item):
-    return c_order([size + 3 for size in shape], item)
-
-
-def every_second(shape, item):
-    return c_order(shape, 2 * item)
-
-
-def backwards(shape, item):
-    return [-stride for stride in c_order(shape, item)]
-
-
-def some_backwards(shape, item):
-    return [-stride if axis % 2 else stride for axis, stride in enumerate(fortran(shape, item))]
-
-
-def in_records(shape, item):
-    """A field of a packed record: strides are no multiple of the item's size."""
-    return c_order(shape, 2 * item + 1)
-
-
-LAYOUTS = (c_order, fortran, permuted, gapped, every_second, backwards, some_backwards, in_records)
-
-
-class Placed:
-    """An uninitialised array with these strides, in the middle of sentinel bytes; `offset` shifts it."""
-
-    def __init__(self, shape, dtype, layout=c_order, offset=0):
-        dtype = DTYPES[str(dtype)]
-        strides = layout(shape, dtype.itemsize)
-        steps = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size]
-        before, behind = -sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps) + dtype.itemsize
-        memory = np.full(before + behind + 2 * EDGE + 64 + offset, SENTINEL, np.uint8)
-        start = EDGE + offset + -(memory.ctypes.data + EDGE) % 64 + before
-        self.memory, self.array = memory, np.ndarray(shape, dtype, memory, start, strides)
-
-    def untouched(self):
-        """Whether nothing but the array's elements was written."""
-        kept = self.array.copy()
-        bytes_in_place = np.ndarray(
-            (*self.array.shape, self.array.itemsize),
-            np.uint8,
-            self.memory,
-            self.array.ctypes.data - self.memory.ctypes.data if self.array.size else 0,
-            (*self.array.strides, 1),
-        )
-        bytes_in_place[...] = SENTINEL
-        around = bool((self.memory == SENTINEL).all())
-        self.array[...] = kept
-        return around
-
-    def unwritten(self):
-        """Whether nothing was written at all."""
-        return bool((self.memory == SENTINEL).all())
-
-
-def laid_out(array, layout=c_order, offset=0):
-    """The same numbers in other memory."""
-    placed = Placed(array.shape, array.dtype, layout, offset)
-    placed.array[...] = array
-    return placed.array
 
 
 def numbers(rng, shape, dtype, size=3.0):

@@ -87,8 +87,7 @@ def reference(op, arguments):
         if name not in ("out", "out_dtype")
     }
     with np.errstate(all="ignore"):
-        results = op.reference(**exact)
-    return results if isinstance(results, tuple) else (results,)
+        return several(op.reference(**exact))
 
 
 def is_float(value):
@@ -97,7 +96,10 @@ def is_float(value):
 
 def call(op, arguments, **more):
     """The results of the public function, as a tuple."""
-    results = getattr(opgrad, op.name)(**arguments, **more)
+    return several(getattr(opgrad, op.name)(**arguments, **more))
+
+
+def several(results):
     return results if isinstance(results, tuple) else (results,)
 
 
