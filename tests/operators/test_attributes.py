@@ -11,23 +11,11 @@ import itertools
 import numpy as np
 import pytest
 from accuracy import check_slopes
-from post_op_cases import PATTERNS, SHAPE, operand_of
+from guards import LAYOUTS, Placed, c_order, fortran, gapped, in_records, laid_out, permuted
+from post_op_cases import PATTERNS, SHAPE, made, operand_of
 from primitive_attributes import AXES, flag, forms
-from primitive_cases import (
-    LAYOUTS,
-    Placed,
-    c_order,
-    check_forward,
-    check_gradient,
-    fortran,
-    gapped,
-    in_records,
-    laid_out,
-    numbers,
-    permuted,
-    step_of,
-)
-from samples import bits, cast
+from primitive_cases import check_forward, check_gradient, numbers, step_of
+from samples import bits, cast, several
 
 import opgrad
 from opgrad import Dropout, post_ops
@@ -510,7 +498,7 @@ def test_in_place(name, rng):
     ):
         given, made = usual(name, rng, shape) | {"axis": axis}, arrays(name, rng, shape, axis)
         expected = getattr(opgrad, name)(*(laid_out(each, layout) for each in made), **given)
-        first, *more = expected if isinstance(expected, tuple) else (expected,)
+        first, *more = several(expected)
         for place in range(len(made)):
             own = [laid_out(each, layout) for each in made]
             getattr(opgrad, name)(*own, **given, out=(own[place], *more) if more else own[place])
@@ -538,10 +526,7 @@ def test_new_results_follow_the_memory_order_of_x(rng):
 # --- the references, by differences of the forward operators' in float64 ----------------------------------------------
 
 
-SLOPES = [
-    op for op in {op.name: op for chain in eltwise_chains("softmax_grad") for op in chain}.values()
-    if op.name not in ("log", "sqrt", "pow")
-]  # fmt: skip
+SLOPED = {op.name: op for chain in eltwise_chains("softmax_grad") for op in chain} | {"pow": post_ops.pow(1.5, 0.7)}
 BINARY = ("add", "sub", "mul", "div", "max", "min", "select")
 CASES = {
     "plain": {},
@@ -556,46 +541,15 @@ CASES = {
 
 
 @gradient_names
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_references_are_slopes(name, case, rng):
-    hold_slopes(name, case, [], rng)
-
-
-@gradient_names
-@pytest.mark.parametrize("op", SLOPES, ids=lambda op: op.name)
-def test_references_of_eltwise_are_slopes(name, op, rng):
-    hold_slopes(name, {"result_scale": 2.0}, [op], rng)
-
-
-@gradient_names
-@pytest.mark.parametrize("op", [*BINARY, "log", "sqrt", "pow"])
-def test_references_of_operands_are_slopes(name, op, rng):
-    if op in BINARY:
-        chain = [post_ops.linear(2, 0.1), made(op, rng.uniform(0.5, 2, (3, 1)), rng), post_ops.tanh()]
-    else:
-        chain = [
-            post_ops.square(),
-            post_ops.linear(1, 0.5),
-            getattr(post_ops, op)(*((1.5, 0.7) if op == "pow" else ())),
-        ]
-    hold_slopes(name, {"result_scale": 2.0, "dropout": Dropout(0.3, 7, 8)}, chain, rng)
-
-
-def made(op, operand, rng):
-    if op == "select":
-        return post_ops.select(rng.random(np.shape(operand)) < 0.5, operand)
-    if op == "div":
-        operand = np.asarray(operand)
-        return post_ops.div(np.where(operand == 0, np.ones_like(operand), operand))
-    return getattr(post_ops, op)(operand)
-
-
-def with_last(op, operand):
-    return post_ops.PostOp(op.name, operands=(*op.operands[:-1], operand))
-
-
-def hold_slopes(name, case, chain, rng):
+@pytest.mark.parametrize("of", [*CASES, *SLOPED, *BINARY])
+def test_references_are_slopes(name, of, rng):
     """The references of dx and of the operand's gradient, where the forward operator's result is finite."""
+    above_0 = of in ("log", "sqrt", "pow")
+    case = CASES.get(of, {"result_scale": 2.0} | ({"dropout": Dropout(0.3, 7, 8)} if above_0 or of in BINARY else {}))
+    chain = [post_ops.square(), post_ops.linear(1, 0.5)] if above_0 else []
+    chain += [SLOPED[of]] if of in SLOPED else []
+    if of in BINARY:
+        chain = [post_ops.linear(2, 0.1), made(of, rng.uniform(0.5, 2, (3, 1)), rng), post_ops.tanh()]
     forward, backward = operators()[name.removesuffix("_grad")].reference, operators()[name].reference
     (operand,) = [np.asarray(op.operands[-1]) for op in chain if op.operands] or [np.zeros(())]
     for axis in (0, 1, (0, 1)):

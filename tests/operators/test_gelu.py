@@ -9,8 +9,6 @@ from opgrad.cli.examples import expected as reference
 from opgrad.cli.examples.arguments import last_place
 from opgrad.ops import graph_operators
 
-GRADIENTS = [("gelu_grad", "gelu"), ("fast_gelu_grad", "fast_gelu")]
-BEHIND_BIAS = [("bias_gelu_grad_dx", "gelu_grad"), ("bias_fast_gelu_grad_dx", "fast_gelu_grad")]
 NAN, INF = np.nan, np.inf
 
 
@@ -35,24 +33,19 @@ def test_far_below_zero_every_digit_counts(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["gelu", "fast_gelu"])
-def test_special_values(name, float_dtype):
-    x = np.array([INF, -INF, NAN, 0.0, -0.0], float_dtype)
+def test_special_values(name, dtype):
+    x = np.array([INF, -INF, NAN, 0.0, -0.0], dtype)
     y = getattr(opgrad, name)(x)
     np.testing.assert_array_equal(y.astype(np.float64), [INF, NAN, NAN, 0, 0])
     assert np.signbit(y[3:]).tolist() == [False, True]
 
 
-@pytest.mark.parametrize(("name", "forward"), GRADIENTS)
-def test_special_values_of_gradients(name, forward, float_dtype):
-    x = np.array([INF, -INF, NAN, 0.0, 1.0, 1.0, 60.0, -60.0], float_dtype)
-    dy = np.array([1, 1, 1, 2, INF, NAN, 3, 3], float_dtype)
+@pytest.mark.parametrize("name", ["gelu_grad", "fast_gelu_grad"])
+def test_special_values_of_gradients(name, dtype):
+    x = np.array([INF, -INF, NAN, 0.0, 1.0, 1.0, 60.0, -60.0], dtype)
+    dy = np.array([1, 1, 1, 2, INF, NAN, 3, 3], dtype)
     dx = getattr(opgrad, name)(dy, x).astype(np.float64)
     np.testing.assert_array_equal(dx, [NAN, NAN, NAN, 1, INF, NAN, 3, 0])
-
-
-@pytest.fixture(params=["float32", "float64", "float16", "bfloat16"])
-def float_dtype(request):
-    return opgrad.contract.DTYPES[request.param]
 
 
 X = np.array([[-8, -3, -1, 0], [1, 2, 5, 0.5]], np.float32)
@@ -85,13 +78,6 @@ def test_agrees_with_the_original(name):
     np.testing.assert_allclose(dx.ravel(), FROM_1_19_2[name], rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "alone"), BEHIND_BIAS)
-def test_the_bias_is_added_along_the_last_axis(name, alone, rng):
-    dy, x = rng.normal(size=(2, 3, 5)), rng.normal(size=(2, 3, 5))
-    bias = rng.normal(size=5)
-    np.testing.assert_array_equal(getattr(opgrad, name)(dy, x, bias), getattr(opgrad, alone)(dy, x + bias))
-
-
 @pytest.mark.parametrize("name", ["gelu_grad", "fast_gelu_grad", "bias_gelu_grad_dx", "bias_fast_gelu_grad_dx"])
 @pytest.mark.parametrize("shape", [(600, 700), (1, 300_001), (300_001, 1)])
 def test_many_parts_and_long_rows(name, shape, rng):
@@ -99,13 +85,6 @@ def test_many_parts_and_long_rows(name, shape, rng):
     arguments = {"dy": rng.normal(size=shape).astype("f4"), "x": rng.normal(0, 3, shape).astype("f4")}
     if "bias" in op.inputs:
         arguments["bias"] = rng.normal(size=shape[-1:]).astype("f4")
-    check_close(call(op, arguments), reference(op, arguments), 1)
-
-
-def test_results_written_past_the_cache(rng, monkeypatch):
-    monkeypatch.setattr("opgrad.cpu.runtime.plan.streams", lambda size: True)
-    op = graph_operators()["bias_gelu_grad_dx"]
-    arguments = {"dy": rng.normal(size=(37, 301)), "x": rng.normal(size=(37, 301)), "bias": rng.normal(size=301)}
     check_close(call(op, arguments), reference(op, arguments), 1)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from accuracy import check
-from samples import axis_choices, bits, call, cast, elements, sample
+from samples import axis_choices, call, cast, elements, sample
 
 from opgrad.contract import DTYPES
 
@@ -65,50 +65,28 @@ def test_special_values_in_each_lane(op, dtype, special, rng):
                 check(op, arguments | {name: changed}, f"{special} in {name}, {shape}")
 
 
-def test_rows_of_minus_infinity(op, dtype, rng):
-    for shape in [(3, 5), (2, 40), (2, 5, 33)]:
-        arguments = sample(op, shape, dtype, rng, reduction="none")
-        name = elements(op, arguments)[0] if elements(op, arguments) else None
-        if name and arguments[name].shape == shape:
-            arguments[name] = arguments[name].copy()
-            arguments[name][1:2] = cast(-np.inf, dtype)
-            check(op, arguments, str(shape))
-
-
-def test_large_values(op, dtype, rng):
-    for shape in [(3, 5), (4, 100), (2, 3000), (2, 6, 40)]:
-        check(op, sample(op, shape, dtype, rng, size=1e4, reduction="none"), str(shape))
-
-
-def test_one_dominant_entry(op, dtype, rng):
-    for shape in [(5, 7), (4, 100), (2, 6, 40)]:
-        arguments = sample(op, shape, dtype, rng, reduction="none")
+@pytest.mark.parametrize(("value", "place"), [(-np.inf, np.s_[1:2]), (80.0, np.s_[:, 2]), (None, None)], ids=str)
+def test_rows_of_minus_infinity_dominant_entries_and_large_values(op, dtype, value, place, rng):
+    for shape in [(3, 5), (4, 100), (2, 5, 33)] + [(2, 3000)] * (value is None):
+        arguments = sample(op, shape, dtype, rng, size=1e4 if value is None else 1.0, reduction="none")
         name = op.arrays[0]
-        if name in elements(op, arguments) and arguments[name].shape == shape:
-            arguments[name] = arguments[name].copy()
-            arguments[name][:, 2] = cast(80.0, dtype)
+        if value is None:
             check(op, arguments, str(shape))
-
-
-def test_read_only_inputs(op, dtype, rng):
-    arguments = sample(op, (5, 33), dtype, rng)
-    for value in arguments.values():
-        if isinstance(value, np.ndarray):
-            value.flags.writeable = False
-    check(op, arguments)
+        elif name in elements(op, arguments) and arguments[name].shape == shape:
+            arguments[name] = arguments[name].copy()
+            arguments[name][place] = cast(value, dtype)
+            check(op, arguments, str(shape))
 
 
 def test_results_are_new_arrays(op, dtype, rng):
+    """Of arguments that cannot be written."""
     arguments = sample(op, (5, 33), dtype, rng, integer="int32")
+    for value in arguments.values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
     for result in call(op, arguments):
         assert type(result) is np.ndarray
         assert result.dtype == DTYPES[dtype]
         assert result.flags.c_contiguous
         assert result.flags.writeable
         assert not any(np.may_share_memory(result, array) for array in arguments.values() if hasattr(array, "dtype"))
-
-
-def test_same_call_same_bits(op, dtype, rng):
-    arguments = sample(op, (33, 1001), dtype, rng)
-    first, second = call(op, arguments), call(op, arguments)
-    assert [bits(array) for array in first] == [bits(array) for array in second]

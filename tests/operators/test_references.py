@@ -10,7 +10,7 @@ import pytest
 from accuracy import check_slopes, differences
 from onnx import helper
 from onnx.backend.test.case import node as nodes
-from samples import reference, sample
+from samples import reference, sample, several
 
 import opgrad
 from opgrad.cli.examples import examples
@@ -23,10 +23,6 @@ GRADIENTS = [op for op in operators().values() if op.forward]
 
 def changed(forward, arguments, variable, value):
     return reference(forward, arguments | {variable: value})[0]
-
-
-def several(results):
-    return results if isinstance(results, tuple) else (results,)
 
 
 def attribute_choices(op):
@@ -138,8 +134,7 @@ def test_node(node, inputs, outputs):
     attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if "reduction" in attributes:
         attributes["reduction"] = attributes["reduction"].decode()
-    results = FUNCTIONS[node.op_type](*inputs, **attributes)
-    results = results if isinstance(results, tuple) else (results,)
+    results = several(FUNCTIONS[node.op_type](*inputs, **attributes))
     assert len(results) >= len(outputs)
     for result, expected in zip(results, map(np.asarray, outputs), strict=False):
         assert result.dtype == expected.dtype

@@ -68,11 +68,3 @@ def test_what_is_not_finite_stays_in_its_pair():
     y = opgrad.rotary_embedding(x, cos, sin)
     assert np.isnan(y.ravel()).tolist() == [True, False, False, False] * 2
     assert np.isinf(y.ravel()).tolist() == [False, False, True, False] * 2
-
-
-def test_a_plan(rng):
-    x, cos, sin = arrays(rng, (2, 3, 4, 8), (4,), 8, "float32")
-    y = np.empty_like(x)
-    plan = opgrad.plan(opgrad.rotary_embedding, x, cos, sin, out=y)
-    plan(x, cos, sin, out=y)
-    assert y.tobytes() == opgrad.rotary_embedding(x, cos, sin).tobytes()
