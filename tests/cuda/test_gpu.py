@@ -1,15 +1,16 @@
 """What only a real device can show: graphs, streams, tensors of more than 2^31 elements, the same bits every time."""
 
-import numpy as np
 import pytest
 from accuracy import assert_close
-from samples import sample
+from samples import call, sample
 from snippets import run
 
 import opgrad
-from opgrad.ops import operators
 
 torch = pytest.importorskip("torch")
+
+from tensors import on_tensors  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 NEEDED = 16 << 30  # bytes of free device memory for tests of large tensors
@@ -23,18 +24,8 @@ def skip_without_memory():
 
 def on_device(values):
     """The arguments as CUDA tensors."""
-    return {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
-
-
-def tensor(array):
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).cuda()
-    return torch.from_numpy(array.copy()).cuda()
-
-
-def call(op, arguments, **more):
-    results = getattr(opgrad, op.name)(**arguments, **more)
-    return results if isinstance(results, tuple) else (results,)
+    found = on_tensors(values)
+    return {name: each.cuda() if isinstance(each, torch.Tensor) else each for name, each in found.items()}
 
 
 def test_every_operator_in_a_cuda_graph(op, rng):
@@ -121,15 +112,6 @@ def test_labels_and_indices_out_of_range_stay_inside(rng):
     muted = dy.clone()
     muted[7] = muted[11] = 0
     torch.testing.assert_close(opgrad.gather_grad((100, 33), wild, dy), opgrad.gather_grad((100, 33), indices, muted))
-
-
-@pytest.mark.parametrize("name", ["softmax_cross_entropy_loss_and_grad", "gather_grad"])
-def test_check_raises(name, rng):
-    arguments = on_device(sample(operators()[name], (20, 33), "float32", rng, indices=(50,)))
-    wrong = next(key for key in ("labels", "indices") if key in arguments)
-    arguments[wrong].view(-1)[4] = 10**6
-    with pytest.raises(ValueError, match=r"\[4\] is 1000000"):
-        getattr(opgrad, name)(**arguments, check=True)
 
 
 def test_the_snippets_of_the_document_run(tmp_path, monkeypatch):

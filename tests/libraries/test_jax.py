@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from accuracy import assert_close
 from primitive_attributes import SHARED, every_attribute, moved, typed_call
-from samples import bits, call, cast, sample
+from samples import bits, call, cast, packed, sample, several
 
 import opgrad
 from opgrad import post_ops
@@ -121,7 +121,7 @@ def check_attributes(name, *args, **options):
     """The results are those of the call with NumPy arrays, bit for bit."""
     expected = getattr(opgrad, name)(*args, **options)
     found = getattr(opgrad, name)(*map(jnp.asarray, args), **moved(options, jnp.asarray))
-    pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (found, expected)), strict=True)
+    pairs = zip(several(found), several(expected), strict=True)
     for ours, numpys in pairs:
         assert isinstance(ours, jax.Array)
         assert (ours.dtype, ours.shape) == (numpys.dtype, numpys.shape)
@@ -186,8 +186,7 @@ def test_nothing_is_copied(op, dtype, rng, monkeypatch):
     def watched(function):
         def compute(*positional, **seen):
             results = function(*positional, **seen)
-            several = results if isinstance(results, tuple) else (results,)
-            of_numpy = {**seen, **dict(zip(op.results, several, strict=True))}
+            of_numpy = {**seen, **dict(zip(op.results, several(results), strict=True))}
             addresses.update({name: a.ctypes.data for name, a in of_numpy.items() if isinstance(a, np.ndarray)})
             return results
 
@@ -262,10 +261,9 @@ def test_out(op, rng):
     arguments = sample(op, (5, 33), "float32", rng)
     results = call(op, arguments)
     for given in [arguments, on_jax(arguments)]:
-        several = tuple(map(jnp.asarray, results))
-        out = several if len(results) > 1 else several[0]
+        out = packed(tuple(map(jnp.asarray, results)))
         fails(TypeError, message, call, op, given, out=out)
-    fails(TypeError, message, call, op, on_jax(arguments), out=results if len(results) > 1 else results[0])
+    fails(TypeError, message, call, op, on_jax(arguments), out=packed(results))
 
 
 def test_libraries_are_not_mixed():

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 from primitive_attributes import SHARED, every_attribute
-from samples import cast, sample
+from samples import cast, sample, several
 
 import opgrad
 from opgrad.cpu.runtime import pool
@@ -66,15 +66,13 @@ def jitted(op, arguments):
     rest = {name: value for name, value in arguments.items() if name not in arrays}
     public = getattr(opgrad, op.name)
     found = jax.jit(lambda arrays: public(**arrays, **rest))({name: jnp.asarray(a) for name, a in arrays.items()})
-    return found if isinstance(found, tuple) else (found,)
+    return several(found)
 
 
 def test_same_bits_as_with_numpy(op, dtype, rng):
     for shape in [(5, 33), (2, 4, 3), (130, 300)]:
         arguments = sample(op, shape, dtype, rng, axis=1)
-        expected = getattr(opgrad, op.name)(**arguments)
-        several = expected if isinstance(expected, tuple) else (expected,)
-        for ours, numpys in zip(jitted(op, arguments), several, strict=True):
+        for ours, numpys in zip(jitted(op, arguments), several(getattr(opgrad, op.name)(**arguments)), strict=True):
             assert ours.dtype == numpys.dtype
             assert np.asarray(ours).tobytes() == numpys.tobytes()
 
@@ -140,8 +138,8 @@ def test_attributes(rng):
 
     def call(x, mask, operands):
         given = iter(operands)
-        several = [PostOp(op.name, op.alpha, op.beta, tuple(next(given) for _ in op.operands)) for op in chain]
-        return opgrad.softmax(x, where=mask, post_ops=several, **options)
+        ops = [PostOp(op.name, op.alpha, op.beta, tuple(next(given) for _ in op.operands)) for op in chain]
+        return opgrad.softmax(x, where=mask, post_ops=ops, **options)
 
     given = x, mask, [each for op in chain for each in op.operands]
     for ours, numpys in zip(jax.jit(call)(*jax.tree.map(jnp.asarray, given)), call(*given), strict=True):

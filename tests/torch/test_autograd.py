@@ -4,7 +4,6 @@ import functools
 import gc
 import weakref
 
-import numpy as np
 import pytest
 from samples import for_operators, sample, with_reductions
 
@@ -12,6 +11,8 @@ import opgrad
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
+
+from tensors import on_tensors  # noqa: E402
 
 import opgrad.torch  # noqa: E402
 from opgrad.torch.losses import cross_entropy  # noqa: E402
@@ -28,7 +29,7 @@ def differentiable_call(op, arguments):
 
     relu and leaky_relu jump at 0, and so do their gradients' second arguments.
     """
-    given = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in arguments.items()}
+    given = on_tensors(arguments)
     names = [name for name in op.inputs if name in given and given[name].is_floating_point()]
     names = [name for name in names if name not in WITHOUT_GRADIENT]
     values = [_away_from_zero(given[name]).requires_grad_() for name in names]
@@ -81,7 +82,7 @@ def test_differentiable_twice(name):
 @for_operators(lambda op: "weight" in op.inputs)
 def test_weights_of_classes_have_no_gradient(op, rng):
     arguments = sample(op, (3, 4), "float32", rng, reduction="sum")
-    given = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in arguments.items()}
+    given = on_tensors(arguments)
     given["weight"].requires_grad_()
     results = getattr(opgrad, op.name)(**given)
     with pytest.raises(NotImplementedError, match=f"{op.name}: no gradient with respect to weight; detach it"):

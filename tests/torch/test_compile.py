@@ -1,13 +1,13 @@
 """torch.compile: no graph breaks, sizes that change, and fake tensors that are what the real ones will be."""
 
-import numpy as np
 import pytest
-from samples import each_kind, sample
+from samples import each_kind, sample, several
 
 import opgrad
 
 torch = pytest.importorskip("torch")
 
+from tensors import on_tensors  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
@@ -49,8 +49,7 @@ def fresh():
 def with_gradient(function, x):
     """Results and the gradient of their sum."""
     x = x.detach().clone().requires_grad_()
-    results = function(x)
-    results = results if isinstance(results, tuple) else (results,)
+    results = several(function(x))
     sum(result.sum() for result in results).backward()
     return *(result.detach() for result in results), x.grad
 
@@ -61,7 +60,7 @@ def test_no_graph_breaks(dynamic):
 
     def every(xs):
         results = [function(x) for function, x in zip(FUNCTIONS.values(), xs.unbind(), strict=True)]
-        return tuple(each for several in results for each in (several if isinstance(several, tuple) else (several,)))
+        return tuple(each for result in results for each in several(result))
 
     xs = torch.randn(len(FUNCTIONS), 6, 4)
     compiled = torch.compile(every, backend="aot_eager", fullgraph=True, dynamic=dynamic)
@@ -135,11 +134,9 @@ def test_autocast():
 
 def tensor_arguments(op, shape, rng, layout=lambda x: x, **options):
     """A sample's arguments as tensors, in the order of the schema."""
-    given = {
-        name: layout(torch.from_numpy(value)) if isinstance(value, np.ndarray) else value
-        for name, value in sample(op, shape, "float32", rng, axis=1, **options).items()
-    }
-    return OPERATORS[op.name].arguments(given)
+    given = on_tensors(sample(op, shape, "float32", rng, axis=1, **options))
+    laid_out = {name: layout(value) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+    return OPERATORS[op.name].arguments(laid_out)
 
 
 def test_schemas():
@@ -196,12 +193,8 @@ def test_fake_tensors_are_laid_out_as_the_real_ones(op, layout, rng):
         with FakeTensorMode() as mode:
             faked = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in arguments]
             fake = OPERATORS[op.name].overload(*faked)
-        for ours, theirs in zip(_several(fake), _several(real), strict=True):
+        for ours, theirs in zip(several(fake), several(real), strict=True):
             assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
-
-
-def _several(results):
-    return results if isinstance(results, tuple | list) else (results,)
 
 
 def test_fake_tensors_have_the_dtypes_that_are_asked_for():

@@ -2,15 +2,15 @@
 
 import itertools
 
-import numpy as np
 import pytest
-from samples import sample, with_reductions
+from samples import sample, several, with_reductions
 
 import opgrad
 from opgrad.contract import REDUCTIONS
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
+from tensors import on_tensors  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 
 import opgrad.torch  # noqa: E402
@@ -151,18 +151,10 @@ def test_gradients_in_batches():
 # --- every operator -------------------------------------------------------------------------------------------------
 
 
-def tensors(arguments):
-    return {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in arguments.items()}
-
-
 def stacked(each, dim):
     """A batch of tensors, and where its axis is."""
     dim = dim if dim < 1 or each[0].dim() else 0
     return torch.stack(each, dim), dim
-
-
-def several(results):
-    return results if isinstance(results, tuple) else (results,)
 
 
 @with_reductions
@@ -170,7 +162,7 @@ def test_vmap_is_a_loop(op, reduction, rng):
     """Whether one argument has the axis of the batch, all but one or all have it, and wherever it is."""
     for shape, optional in [((3, 4), False), ((2, 4, 3), True)]:
         options = {"axis": 1, "reduction": reduction, "ignore_index": 1, "optional": optional, "indices": (2, 3)}
-        samples = [tensors(sample(op, shape, "float64", rng, **options)) for _ in range(3)]
+        samples = [on_tensors(sample(op, shape, "float64", rng, **options)) for _ in range(3)]
         names = [name for name in op.inputs if name in samples[0]]
         counts = {1, len(names) - 1, len(names)} - {0}
         subsets = itertools.chain.from_iterable(itertools.combinations(names, count) for count in sorted(counts))

@@ -10,11 +10,13 @@ from accuracy import assert_close
 from samples import bits, call, for_operators, sample
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS
+from opgrad.contract import FLOATS
 from opgrad.ops import operators, tensor_operators
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
+
+from tensors import array, on_tensors, tensor  # noqa: E402
 
 import opgrad.torch  # noqa: E402
 from opgrad.call import arrays  # noqa: E402
@@ -22,27 +24,6 @@ from opgrad.call.libraries import device  # noqa: E402
 from opgrad.call.libraries import torch_tensors as tensors  # noqa: E402
 from opgrad.call.owners import library_of  # noqa: E402
 from opgrad.torch.operators import OPERATORS  # noqa: E402
-
-
-def tensor(value):
-    """A NumPy array as a tensor of its own; everything else as it is."""
-    if not isinstance(value, np.ndarray):
-        return value
-    if value.dtype == DTYPES["bfloat16"]:
-        return torch.from_numpy(value.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(value.copy())
-
-
-def array(value):
-    """A tensor as a NumPy array."""
-    value = value.detach()
-    return value.view(torch.int16).numpy().view(DTYPES["bfloat16"]) if value.dtype == torch.bfloat16 else value.numpy()
-
-
-def tensor_call(op, arguments, **more):
-    results = getattr(opgrad, op.name)(**{name: tensor(value) for name, value in arguments.items()}, **more)
-    return results if isinstance(results, tuple) else (results,)
-
 
 LAYOUTS = {
     "contiguous": lambda x: x.clone(),
@@ -67,7 +48,7 @@ def test_tensors_give_the_bits_of_arrays(op, dtype, rng):
         arguments = sample(op, shape, dtype, rng, axis=1, reduction="none")
         expected = call(op, arguments)
         for again in range(2):
-            results = tensor_call(op, arguments)
+            results = call(op, on_tensors(arguments))
             assert all(type(result) is torch.Tensor for result in results)
             assert [array(result).shape for result in results] == [result.shape for result in expected]
             assert [bits(array(result)) for result in results] == [bits(result) for result in expected], (shape, again)
@@ -83,8 +64,7 @@ def test_layouts(op, layout, rng):
     }
     as_arrays = {name: array(value) for name, value in laid_out.items()}
     attributes = {name: value for name, value in arguments.items() if name not in laid_out}
-    results = getattr(opgrad, op.name)(**laid_out, **attributes)
-    results = results if isinstance(results, tuple) else (results,)
+    results = call(op, laid_out | attributes)
     assert_close(op, as_arrays | attributes, [array(result) for result in results])
     for name, result in zip(op.results, results, strict=True):
         model = arrays.model_of(op, name)
@@ -95,8 +75,8 @@ def test_layouts(op, layout, rng):
 def test_empty_tensors(op, dtype, rng):
     for shape in [(0, 3), (2, 3, 0)]:
         arguments = sample(op, shape, dtype, rng, axis=1, indices=(0,))
-        expected = call(op, arguments)
-        assert [tuple(result.shape) for result in tensor_call(op, arguments)] == [result.shape for result in expected]
+        expected, found = call(op, arguments), call(op, on_tensors(arguments))
+        assert [tuple(result.shape) for result in found] == [result.shape for result in expected]
 
 
 @pytest.mark.parametrize("integer", ["int32", "int64"])
@@ -104,7 +84,7 @@ def test_integers(integer, rng):
     for name in ("softmax_cross_entropy_loss_and_grad", "gather", "gather_grad"):
         op = operators()[name]
         arguments = sample(op, (5, 7), "float32", rng, integer=integer)
-        assert [bits(array(each)) for each in tensor_call(op, arguments)] == [bits(e) for e in call(op, arguments)]
+        assert [bits(array(each)) for each in call(op, on_tensors(arguments))] == [bits(e) for e in call(op, arguments)]
 
 
 def test_shapes_for_gather_grad():
@@ -130,15 +110,6 @@ def test_out_dtype(out_dtype):
         assert (loss.dtype, dlogits.dtype) == (torch.float64, torch.float32)
 
 
-def test_a_warm_call_uses_the_kept_plan(monkeypatch):
-    x = torch.randn(2, 501)
-    opgrad.softmax(x)
-    monkeypatch.setattr(arrays, "prepare", None)
-    opgrad.softmax(x)
-    with pytest.raises(TypeError):
-        opgrad.softmax(torch.randn(2, 502))
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_nothing_is_copied(monkeypatch, dtype):
     """No argument on its way to the kernels, nor a result on its way back."""
@@ -159,9 +130,9 @@ def test_negative_views_and_parameters():
 
 def test_out_is_written_and_returned(op, dtype, rng):
     arguments = sample(op, (5, 33), dtype, rng)
-    expected = tensor_call(op, arguments)
+    expected = call(op, on_tensors(arguments))
     outputs = tuple(torch.empty_like(result) for result in expected)
-    given = {name: tensor(value) for name, value in arguments.items()}
+    given = on_tensors(arguments)
     out = outputs if len(outputs) > 1 else outputs[0]
     places = [output.data_ptr() for output in outputs]
     for _ in range(2):
@@ -173,10 +144,10 @@ def test_out_is_written_and_returned(op, dtype, rng):
 @for_operators(lambda op: op.in_place)
 def test_in_place(op, rng):
     arguments = sample(op, (5, 33), "float32", rng)
-    expected = tensor_call(op, arguments)
+    expected = call(op, on_tensors(arguments))
     for result, names in op.in_place.items():
         for name in names:
-            given = {key: tensor(value) for key, value in arguments.items()}
+            given = on_tensors(arguments)
             outputs = [
                 given[name] if key == result else torch.empty_like(each)
                 for key, each in zip(op.results, expected, strict=True)

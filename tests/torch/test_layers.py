@@ -166,6 +166,13 @@ def test_batched(layer):
         torch.testing.assert_close(torch.vmap(function, dims)(*arguments), theirs(*arguments))
 
 
+def test_sink_softmax_in_batches_with_one_sink():
+    x, sink = given(("heads", "sink"))
+    batch = torch.stack([x, x.flip(0)])
+    expected = torch.stack([ours.sink_softmax(each, sink) for each in batch])
+    torch.testing.assert_close(torch.vmap(ours.sink_softmax, (0, None))(batch, sink), expected)
+
+
 def test_norms_compute_in_the_dtype_of_their_weight():
     x, weight = torch.randn(5, WIDTH).bfloat16(), torch.randn(WIDTH)
     found = ours.rms_norm(x, WIDTH, weight, 1e-6)

@@ -9,7 +9,7 @@ import functools
 import numpy as np
 import pytest
 from primitive_attributes import SHARED, every_attribute, moved, operands_of_many_kinds, typed_call
-from samples import bits, cast
+from samples import bits, cast, several
 
 import opgrad
 from opgrad import Dropout, post_ops
@@ -18,6 +18,8 @@ from opgrad.ops.reference.primitive import TYPES
 
 torch = pytest.importorskip("torch")
 
+from tensors import array, tensor  # noqa: E402
+
 import opgrad.torch  # noqa: E402
 from opgrad.call.libraries import torch_tensors as tensors  # noqa: E402
 
@@ -25,26 +27,11 @@ SHAPE = (3, 4, 5)
 gradcheck = functools.partial(torch.autograd.gradcheck, fast_mode=True)  # along random directions
 
 
-def tensor(value):
-    """A NumPy array as a tensor of its own."""
-    made = torch.empty(value.shape, dtype=tensors.TORCH_DTYPES[value.dtype])
-    np.copyto(tensors.view_of(made), value)
-    return made
-
-
-def array(value):
-    return tensors.view_of(value).copy()
-
-
-def as_tuple(results):
-    return results if isinstance(results, tuple) else (results,)
-
-
 def same(name, *args, **options):
     """Call with arrays and with tensors; the results are the same bits, shapes and dtypes."""
-    expected = as_tuple(getattr(opgrad, name)(*args, **options))
+    expected = several(getattr(opgrad, name)(*args, **options))
     for _ in range(2):
-        found = as_tuple(getattr(opgrad, name)(*map(tensor, args), **moved(options, tensor)))
+        found = several(getattr(opgrad, name)(*map(tensor, args), **moved(options, tensor)))
         assert all(type(each) is torch.Tensor for each in found)
         assert [each.dtype for each in found] == [tensors.TORCH_DTYPES[each.dtype] for each in expected]
         assert [tuple(each.shape) for each in found] == [each.shape for each in expected]
@@ -114,9 +101,9 @@ def test_one_plan_for_each_form(rng):
     for _ in range(2):
         for mask in (False, True):
             for seed in (1, 2):
-                results = as_tuple(opgrad.softmax(x, dropout=Dropout(0.5, seed, mask=mask)))
+                results = several(opgrad.softmax(x, dropout=Dropout(0.5, seed, mask=mask)))
                 assert len(results) == 1 + mask
-                expected = as_tuple(opgrad.softmax(x.numpy(), dropout=Dropout(0.5, seed, mask=mask)))
+                expected = several(opgrad.softmax(x.numpy(), dropout=Dropout(0.5, seed, mask=mask)))
                 assert [bits(array(each)) for each in results] == [bits(each) for each in expected]
     assert len(tensors._host.kept.values) == 2
     for bias in (1.0, 2.0):

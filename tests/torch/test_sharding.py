@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from processes import run_processes
-from samples import OF_KINDS, sample
+from samples import OF_KINDS, sample, several
 
 import opgrad
 from opgrad.ops import operators
@@ -17,6 +17,8 @@ from opgrad.ops import operators
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("PyTorch without torch.distributed", allow_module_level=True)
+
+from tensors import on_tensors  # noqa: E402
 
 import opgrad.torch  # noqa: E402
 from opgrad.torch import vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy  # noqa: E402
@@ -43,13 +45,7 @@ FUNCTIONS = {
 
 def tensors(op, shape, **options):
     given = sample(op, shape, "float32", np.random.default_rng(len(op.name)), axis=1, **options)
-    return OPERATORS[op.name].arguments(
-        {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
-    )
-
-
-def listed(results):
-    return results if isinstance(results, tuple | list) else (results,)
+    return OPERATORS[op.name].arguments(on_tensors(given))
 
 
 class Shards:
@@ -65,7 +61,7 @@ class Shards:
         return [self.whole, *[self.shard(axis) for axis in range(tensor.dim())]]
 
     def compare(self, what, ours, theirs):
-        for mine, other in zip(listed(ours), listed(theirs), strict=True):
+        for mine, other in zip(several(ours), several(theirs), strict=True):
             full = mine.full_tensor()
             if full.shape != other.shape or not torch.allclose(full, other, atol=1e-5, rtol=1e-5):
                 self.faults.append(f"{what}: {full} is not {other}")
@@ -137,8 +133,8 @@ def work(rank):
     torch.manual_seed(0)
     shards = Shards(rank)
     shards.kept()
-    for layout, several in (("uneven", operators().values()), ("even", OF_KINDS)):
-        for op in several:
+    for layout, ops in (("uneven", operators().values()), ("even", OF_KINDS)):
+        for op in ops:
             for reduction in ("none", "sum", "mean") if "reduction" in op.attributes else ("",):
                 shards.operator(op, layout, reduction=reduction)
     for name in FUNCTIONS:
@@ -161,7 +157,7 @@ def check_rules(name, **given):
     given = {**operator.op.attributes, **dict.fromkeys(operator.op.inputs), **given}
     shapes = {key: tuple(each.shape) for key, each in given.items() if isinstance(each, torch.Tensor)}
     mesh = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 2))
-    whole = listed(operator(*operator.arguments(given)))
+    whole = several(operator(*operator.arguments(given)))
     rules = list(
         RULES[operator.op.forward or operator.op.name](
             operator.op, shapes, {**given, operator.names[0]: mesh, "q": mesh}
@@ -175,7 +171,7 @@ def check_rules(name, **given):
                 for key, each in given.items()
             }
             for result, mine, other in zip(
-                operator.op.results, listed(operator(*operator.arguments(own))), whole, strict=True
+                operator.op.results, several(operator(*operator.arguments(own))), whole, strict=True
             ):
                 torch.testing.assert_close(
                     mine, other.chunk(2, placements[result].dim)[part], msg=f"{name} {placements}"
