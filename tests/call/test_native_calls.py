@@ -28,12 +28,12 @@ X = np.linspace(-1, 1, 500).astype("float32").reshape(2, 250)
 
 def test_every_operator(op, rng):
     """The second call and those after it, allocating and into given memory."""
-    arguments = sample(op, (2, 500), "float32", rng)
+    arguments = sample(op, (2, 502), "float32", rng)  # a shape of no other test
     function = getattr(opgrad, op.name)
     expected = [bits(array) for array in call(op, arguments)]
+    assert is_native(function, **arguments)
     for _ in range(3):
         assert [bits(array) for array in call(op, arguments)] == expected
-    assert is_native(function, **arguments)
     out = packed([np.empty_like(array) for array in call(op, arguments)])
     for _ in range(3):
         assert function(**arguments, out=out) is out

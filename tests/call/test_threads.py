@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -65,27 +64,6 @@ def test_eight_callers_at_once(op, rng):
                 wrong.append(which)
 
     call_at_once(8, hammer)
-    assert wrong == []
-
-
-@pytest.mark.usefixtures("threads")
-def test_setting_threads_while_others_call(rng):
-    x = rng.normal(size=(64, 5000)).astype("float32")
-    expected, wrong, done = bits(opgrad.softmax(x)), [], threading.Event()
-
-    def caller():
-        while not done.is_set():
-            if bits(opgrad.softmax(x)) != expected:
-                wrong.append(1)
-
-    callers = [threading.Thread(target=caller) for _ in range(3)]
-    for thread in callers:
-        thread.start()
-    for count in [1, 4, 2, 8, 1, 3] * 10:
-        opgrad.set_num_threads(count)
-    done.set()
-    for thread in callers:
-        thread.join(TIMEOUT)
     assert wrong == []
 
 

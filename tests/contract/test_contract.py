@@ -9,11 +9,11 @@ from typing import Annotated
 
 import numpy as np
 import pytest
-from samples import call, for_operators, sample
+from samples import call, sample
 
 import opgrad
 from opgrad import contract
-from opgrad.call import arrays, owners
+from opgrad.call import owners
 from opgrad.cli.examples import own_examples
 from opgrad.cli.examples.arguments import SHAPES
 from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec
@@ -164,16 +164,6 @@ def test_plan_of_specs(op, rng):
 
 def plans_kept(function):
     return inspect.getclosurevars(function._python).nonlocals["runners"]
-
-
-@for_operators(lambda op: op.name in ("relu", "softmax_grad"))
-def test_a_warm_call_uses_the_kept_plan(op, rng, monkeypatch):
-    arguments = sample(op, (2, 500), "float32", rng)
-    call(op, arguments)
-    monkeypatch.setattr(arrays, "ArrayRunner", None)
-    call(op, arguments)
-    with pytest.raises(TypeError):
-        call(op, sample(op, (2, 501), "float32", rng))
 
 
 def test_the_number_of_kept_plans_is_bounded(rng, monkeypatch):
