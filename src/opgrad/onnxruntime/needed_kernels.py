@@ -20,13 +20,12 @@ from opgrad.base.locks import settling
 from opgrad.contract import DTYPES, Operator, Spec
 from opgrad.cpu.compiler.decorators import noting
 from opgrad.cpu.compiler.processes import Request, Work
-from opgrad.cpu.compiler.words import at
 from opgrad.cpu.plans import Call, plan
 from opgrad.onnx.graph.loading import check_sizes
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import abi, custom_ops, sessions
 from opgrad.onnxruntime.abi import Api, callback
-from opgrad.onnxruntime.compute import ABSENT, FLAG, Node
+from opgrad.onnxruntime.compute import ABSENT, FLAG, close
 from opgrad.onnxruntime.loading import open_session
 from opgrad.onnxruntime.node import LONGEST_LIST, RuntimeNode, declaration, is_given, read_attributes, shape_of
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, VALUE, Overload, Port, model_of, overloads
@@ -106,11 +105,10 @@ def _options(like: Any, cuda: bool) -> Any:
 @functools.cache
 def _domains(address: int, cuda: bool) -> list[int]:
     api = Api(address)
-    infer, destroy = callback(functools.partial(_infer, api), SIZE, 2), callback(_destroy, None, 1)
     members = {
         "CreateKernelV2": custom_ops.keep(callback(_create, SIZE, 4)),
-        "KernelDestroy": custom_ops.keep(destroy),
-        "InferOutputShapeFn": custom_ops.keep(infer),
+        "KernelDestroy": close.address,
+        "InferOutputShapeFn": custom_ops.keep(callback(functools.partial(_infer, api), SIZE, 2)),
     }
     return custom_ops.new_domains(api, lambda: members, cuda)
 
@@ -144,11 +142,6 @@ def _create(op: int, api_address: int, info: int, kernel: int) -> int:
         return 0
     except BaseException as exception:
         return api.error(exception)
-
-
-def _destroy(kernel: int) -> None:
-    """KernelDestroy: mark the node as closed; the next node that is made removes all closed ones."""
-    at(Node, kernel).closed = 1
 
 
 def _words(api: Api, info: int, i: int, port: Port) -> list[int] | None:

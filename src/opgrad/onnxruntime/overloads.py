@@ -185,75 +185,33 @@ def _words(ports: Sequence[Port]) -> Any:
 # --- answers --------------------------------------------------------------------------------------------------------
 
 
-@native(1)
-def name(op: int) -> int:
-    return load_word(op, NAME)
+def _word(field: int) -> Native:
+    return native(1)(lambda op: load_word(op, field))
 
 
-@native(1)
-def provider(op: int) -> int:
-    return load_word(op, PROVIDER)
+def _port_word(ports: int, field: int) -> Native:
+    return native(2)(lambda op, i: load_word(load_word(op, ports), PORT_WORDS * i + field))
 
 
-@native(1)
-def inputs(op: int) -> int:
-    return load_word(op, INPUTS)
+def _number(value: int) -> Native:
+    return native(1)(lambda op: value)
 
 
-@native(1)
-def outputs(op: int) -> int:
-    return load_word(op, OUTPUTS)
-
-
-@native(2)
-def input_type(op: int, i: int) -> int:
-    return load_word(load_word(op, INPUT_WORDS), PORT_WORDS * i + TYPE)
-
-
-@native(2)
-def input_characteristic(op: int, i: int) -> int:
-    return load_word(load_word(op, INPUT_WORDS), PORT_WORDS * i + CHARACTERISTIC)
-
-
-@native(2)
-def input_memory(op: int, i: int) -> int:
-    return load_word(load_word(op, INPUT_WORDS), PORT_WORDS * i + MEMORY)
-
-
-@native(2)
-def output_type(op: int, i: int) -> int:
-    return load_word(load_word(op, OUTPUT_WORDS), PORT_WORDS * i + TYPE)
-
-
-@native(2)
-def output_characteristic(op: int, i: int) -> int:
-    return load_word(load_word(op, OUTPUT_WORDS), PORT_WORDS * i + CHARACTERISTIC)
-
-
-@native(1)
-def one(op: int) -> int:
-    return 1
-
-
-@native(1)
-def last_version(op: int) -> int:
-    return LAST_VERSION
-
-
+one = _number(1)
 MEMBERS: dict[str, Native] = {
-    "GetName": name,
-    "GetExecutionProviderType": provider,
-    "GetInputTypeCount": inputs,
-    "GetOutputTypeCount": outputs,
-    "GetInputType": input_type,
-    "GetOutputType": output_type,
-    "GetInputCharacteristic": input_characteristic,
-    "GetOutputCharacteristic": output_characteristic,
-    "GetInputMemoryType": input_memory,
+    "GetName": _word(NAME),
+    "GetExecutionProviderType": _word(PROVIDER),
+    "GetInputTypeCount": _word(INPUTS),
+    "GetOutputTypeCount": _word(OUTPUTS),
+    "GetInputType": _port_word(INPUT_WORDS, TYPE),
+    "GetOutputType": _port_word(OUTPUT_WORDS, TYPE),
+    "GetInputCharacteristic": _port_word(INPUT_WORDS, CHARACTERISTIC),
+    "GetOutputCharacteristic": _port_word(OUTPUT_WORDS, CHARACTERISTIC),
+    "GetInputMemoryType": _port_word(INPUT_WORDS, MEMORY),
     "GetVariadicInputMinArity": one,
     "GetVariadicInputHomogeneity": one,
     "GetVariadicOutputMinArity": one,
     "GetVariadicOutputHomogeneity": one,
     "GetStartVersion": one,
-    "GetEndVersion": last_version,
+    "GetEndVersion": _number(LAST_VERSION),
 }
