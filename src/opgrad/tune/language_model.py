@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.onnx.graph.conversion import compute_in_float32
+from opgrad.onnx.graph.facts import NBITS
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.loading import place_of, read_model
@@ -42,7 +43,6 @@ ENCODED = ("last_hidden_state", "token_embeddings", "hidden_states")  # an encod
 LABELS, WEIGHTS, LOSS = "labels", "weights", "loss"
 EACH = "loss/each"  # the losses of tokens
 IGNORED = -100  # the label of a token that does not count
-NBITS = {"N": 0, "K": 0, "block_size": 32, "bits": 4}  # attributes of MatMulNBits with their defaults
 WIDTHS = (2, 4, 8)  # bits that opgrad's kernels unpack
 
 

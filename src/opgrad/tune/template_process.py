@@ -76,7 +76,7 @@ class Renderer:
                 role = str(before[-1].get("role"))
                 if role not in tails:
                     tails[role] = self._tail(before, given)
-                answers.append((index, first + _common(tails[role], text[first:last]), last))
+                answers.append((index, first + common(tails[role], text[first:last]), last))
         return text, turns, answers
 
     def _render(self, messages: Sequence[Message], **given: Any) -> tuple[str, list[Part], list[Part]]:
@@ -119,7 +119,7 @@ class Renderer:
         if not turns or not prompted:
             return ""
         (_, first, last), (_, start, _) = turns[-1], prompted[-1]
-        return text[start + _common(text[start:], plain[first:last]) :]
+        return text[start + common(text[start:], plain[first:last]) :]
 
     def _check(self, chat: Sequence[Message], given: Mapping[str, Any]) -> None:
         """Raise ValueError if something that the last message says makes no difference to the text."""
@@ -139,8 +139,8 @@ class Renderer:
             self._written.add((role, name, said))
 
 
-def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+def common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many characters two texts, or messages two chats, begin with alike."""
     length = min(len(one), len(other))
     return next((at for at in range(length) if one[at] != other[at]), length)
 

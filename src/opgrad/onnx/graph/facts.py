@@ -54,6 +54,7 @@ UNKNOWN = Facts()
 ALL = range(64)
 SCALE_AND_BIAS = Facts(weights=(1, 2))
 AS_INPUT = Facts(like={0: 0})
+NBITS = {"N": 0, "K": 0, "block_size": 32, "bits": 4}  # attributes of MatMulNBits with their defaults
 STATISTICS = {0: 0, 1: 3, 2: 4, 3: 3, 4: 4}  # results of a batch normalization that trains
 
 

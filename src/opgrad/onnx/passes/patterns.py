@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from opgrad.onnx.graph.formulas import ONE_AXIS_FROM
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, declared_types, domain_of, import_microsoft
 from opgrad.onnx.graph.nodes import FAILURES, attributes_of, refusal
@@ -303,7 +304,6 @@ def _ones(graph: Graph, found: NormalizedValue, widths: list[int]) -> str:
     return graph.add_constant(np.ones(widths, kind), f"{found.name}/ones")
 
 
-ONE_AXIS_FROM = 13  # before this opset LogSoftmax takes all axes from `axis` on together as one row
 CLASSES = 1  # the axis of the classes
 LOSS, LOSS_GRADIENT = "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossGrad"
 LOSS_AND_GRADIENT = "SoftmaxCrossEntropyLossAndGrad"

@@ -15,6 +15,7 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.contract.quantized import BYTE
 from opgrad.contract.quantized import quantized as sizes
+from opgrad.onnx.graph.facts import NBITS
 from opgrad.onnx.graph.formulas import Value, widened
 from opgrad.onnx.graph.messages import MICROSOFT, domain_of, packed_bytes
 from opgrad.onnx.graph.nodes import attributes_of
@@ -338,8 +339,6 @@ def _difference(node: Node, index: int, zero: int, axis: int = -1) -> Value:
     return value - column.cast(TensorProto.FLOAT)
 
 
-# Attributes of MatMulNBits with their defaults.
-NBITS = {"N": 0, "K": 0, "block_size": 32, "bits": 4}
 # What the numbers of 4 bits stand for, by the type of quantization: bitsandbytes' fp4, and nf4 of the QLoRA paper.
 FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
 TABLES = {

@@ -17,6 +17,7 @@ from opgrad.tune.examples import RowData, TokenExamples, token_rows
 from opgrad.tune.language_model import EACH, IGNORED, LABELS, LOSS, WEIGHTS, LanguageModel, finish
 from opgrad.tune.lines import ASKED, GIVEN, SYSTEM, system_of
 from opgrad.tune.tasks.base import TRAIN_ON, Learned, Task, TaskModel, Write, tokens_spec
+from opgrad.tune.template_process import common
 
 LOSSES = ("dpo", "orpo", "simpo")
 REFERENCE = "reference"  # the input with what the base says of each pair
@@ -153,12 +154,12 @@ def _pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     if isinstance(texts[0], str):
         if prompt is not None:
             return prompt, *texts
-        same = _same(*texts)
+        same = common(*texts)
         same -= same > 0 and texts[0][same - 1] == " "  # a blank belongs to the token behind it
         return texts[0][:same], texts[0][same:], texts[1][same:]
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
     chats = [_behind(before, each) for each in texts]
-    same = _same(*chats)
+    same = common(*chats)
     return chats[0][:same], chats[0][same:], chats[1][same:]
 
 
@@ -170,12 +171,6 @@ def _behind(prompt: list[Any], answer: list[Any]) -> list[Any]:
     if roles in (["system", "user"], ["user", "user"]):
         raise ValueError("chosen and rejected are chats that do not begin with the prompt, expected ones that do")
     return [*prompt, *answer]
-
-
-def _same(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """How many items are the same at the beginning of both."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 class Answers(TokenExamples):
