@@ -4,6 +4,7 @@ import re
 import shlex
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -241,14 +242,15 @@ def _show(tuner: "Tuner", texts: Texts, screen: Console) -> None:
 
 
 def _written(tuner: "Tuner", prompt: str, adapter: Path | None, trying: Trying, seed: int) -> str:
-    """The model's text after a prompt: by onnxruntime-genai, if it is installed and the folder is made for it."""
+    """The model's text after a prompt: by onnxruntime-genai, if it is installed and the folder has its CONFIG."""
     from opgrad.tune import adapted_model
     from opgrad.tune.outputs import ADAPTER
 
     model, folder = tuner.adapted, adapter or tuner.adapted.folder
     file = None if adapter is None else adapter / ADAPTER
     settings = trying.tokens, trying.temperature, seed
-    if not adapted_model.can_write(folder) or (file is not None and not file.is_file()):
+    is_made = (folder / adapted_model.CONFIG).is_file() and (file is None or file.is_file())
+    if not is_made or find_spec("onnxruntime_genai") is None:
         return model.write(prompt, *settings, trying.chat)
     return model.tokenizer.decode(
         list(adapted_model.write_by_genai(folder, file, model.prompt_tokens(prompt, trying.chat), *settings))

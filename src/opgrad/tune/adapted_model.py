@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -62,8 +61,10 @@ class AdaptedModel:
             if place.is_file():
                 self.adapters, self.values = peft.read_step_weights(place, self.base, self.checksum)
             else:
-                if (place / outputs.ABOUT).is_file():
-                    outputs.check_base(place, self.checksum)
+                about = read_json(place / outputs.ABOUT) if (place / outputs.ABOUT).is_file() else {}
+                if (named := about.get("base_sha256")) not in (None, self.checksum):
+                    it = f"it names {str(named)[:16]}…, and the model is {self.checksum[:16]}…"
+                    raise ValueError(f"{place} is an adapter of another base: {it}")
                 self.adapters, self.values = peft.read(place, self.base)
         elif not self.train:
             given = [lora] if isinstance(lora, Lora | str) or lora is None else list(lora)
@@ -348,11 +349,6 @@ def written(
 
 CONFIG = "genai_config.json"
 NAME = "tuned"  # of the adapter
-
-
-def can_write(folder: Path) -> bool:
-    """Whether onnxruntime-genai is installed and the folder has a model for it."""
-    return (folder / CONFIG).is_file() and find_spec("onnxruntime_genai") is not None
 
 
 def write_by_genai(

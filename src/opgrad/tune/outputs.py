@@ -159,15 +159,6 @@ def check_names(folder: Path, base: LanguageModel) -> None:
     check_destinations(folder, (*own, *(path.name for path in _data_files(base, base.values))))
 
 
-def check_base(folder: Path, found: str) -> None:
-    """Raise ValueError if an adapter's folder names another base than the one with this checksum."""
-    expected = read_json(folder / ABOUT).get("base_sha256")
-    if expected not in (None, found):
-        raise ValueError(
-            f"{folder} is an adapter of another base: it names {str(expected)[:16]}…, and the model is {found[:16]}…"
-        )
-
-
 def write_tuned(
     folder: Path, base: LanguageModel, file: Path, adapters: Sequence[Adapter], values: Mapping[str, np.ndarray],
     about: Mapping[str, Any], with_base: bool = True,

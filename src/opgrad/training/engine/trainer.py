@@ -415,5 +415,5 @@ def _check_learning_rate(value: float) -> None:
 
 def _held(array: np.ndarray, written: bool) -> np.ndarray:
     """A frozen parameter for a graph: the same memory if it is a mapped file that no run writes into, else a copy."""
-    shared = not written and mapped_files.is_mapped(array) and array.flags.c_contiguous
+    shared = not written and mapped_files.mapping_of(array) is not None and array.flags.c_contiguous
     return array if shared else np.array(array, order="C")

@@ -138,11 +138,6 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
         return found
 
 
-def read_npy(path: Path) -> np.ndarray:
-    with open_regular(path) as file:
-        return _read_array(file, os.fstat(file.fileno()).st_size, str(path))
-
-
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     with open_regular(path) as file:
@@ -378,7 +373,11 @@ def load_file(
     if path.suffix == ".npz":
         arrays = _read_npz(path, inputs)
     elif path.suffix in (".npy", ".csv"):
-        table = read_npy(path) if path.suffix == ".npy" else read_csv(path)
+        if path.suffix == ".npy":
+            with open_regular(path) as file:
+                table = _read_array(file, os.fstat(file.fileno()).st_size, str(path))
+        else:
+            table = read_csv(path)
         if table.ndim != 2 or table.shape[1] < 2:
             raise ValueError(f"{path}: it has shape {table.shape}, expected rows of values and a label")
         arrays = _pair(table[:, :-1], table[:, -1], inputs, str(path))

@@ -52,8 +52,8 @@ def array(content: bytes | memoryview, dtype: np.dtype[Any], count: int, start: 
     return found
 
 
-def _mapping(of: np.ndarray) -> _Mapping | None:
-    """The mapped file that an array is a part of."""
+def mapping_of(of: np.ndarray) -> _Mapping | None:
+    """The mapped file that an array is a part of; None for other memory."""
     owner: Any = of
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -61,14 +61,9 @@ def _mapping(of: np.ndarray) -> _Mapping | None:
     return found if isinstance(found, _Mapping) else None
 
 
-def is_mapped(given: np.ndarray) -> bool:
-    """Whether an array is a part of a mapped file."""
-    return _mapping(given) is not None
-
-
 def own(given: np.ndarray) -> np.ndarray:
     """The same values in memory that may be written to: the private mapping itself, or else a copy."""
-    mapping = _mapping(given)
+    mapping = mapping_of(given)
     if mapping is None or not given.flags.c_contiguous or not given.flags.aligned:
         return np.array(given, order="C")
     start = given.ctypes.data - np.frombuffer(mapping, np.uint8, 0).ctypes.data
@@ -77,7 +72,7 @@ def own(given: np.ndarray) -> np.ndarray:
 
 def release(given: np.ndarray) -> None:
     """Free the memory of a part of a mapped file that was not written to; it is read again when it is used."""
-    mapping = _mapping(given)
+    mapping = mapping_of(given)
     if mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
         return
     start = given.ctypes.data - np.frombuffer(mapping, np.uint8, 0).ctypes.data
