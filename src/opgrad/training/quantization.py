@@ -282,8 +282,8 @@ def keep_paths(model: onnx.ModelProto, paths: dict[str, list[str]]) -> None:
     for node, name in reads:
         readers.setdefault(name, []).append(node)
     for name, nodes in readers.items():
-        told = paths[name] if len(paths[name]) == len(nodes) else [*dict.fromkeys(paths[name])] * len(nodes)
-        for node, path in zip(nodes, told if len(told) == len(nodes) else (), strict=False):
+        own = paths[name] if len(paths[name]) == len(nodes) else [*dict.fromkeys(paths[name])] * len(nodes)
+        for node, path in zip(nodes, own if len(own) == len(nodes) else (), strict=False):
             keep(node.metadata_props, [each for each in node.metadata_props if each.key != SCOPES])
             node.metadata_props.add(key=SCOPES, value=repr(["", path, node.name]))
 
@@ -497,9 +497,9 @@ def _without_rounding(
             rest.append(node)
             continue
         w, scale, zero = (values[name] for name in given)
-        told = attributes_of(node)
-        several, block = scale.ndim > 0 and scale.size > 1, told.get("block_size") or None
-        axis = told.get("axis", 1) % w.ndim if several else None
+        attributes = attributes_of(node)
+        several, block = scale.ndim > 0 and scale.size > 1, attributes.get("block_size") or None
+        axis = attributes.get("axis", 1) % w.ndim if several else None
         low, high = LIMITS[helper.np_dtype_to_tensor_dtype(zero.dtype)]
         if node.input[0].endswith(LIMITED):
             low, high = -MOST, MOST
@@ -537,9 +537,9 @@ def _bias(
 
 def _in_four_bits(node: onnx.NodeProto, weight: onnx.NodeProto, values: dict[str, np.ndarray]) -> list[onnx.NodeProto]:
     """The product as MatMulNBits, and a node that adds its bias."""
-    told, block = attributes_of(weight), attributes_of(weight)["block_size"]
+    attributes, block = attributes_of(weight), attributes_of(weight)["block_size"]
     integers, scale = values[weight.input[0]], values[weight.input[1]]
-    if told["axis"] == 0:
+    if attributes["axis"] == 0:
         integers, scale = integers.T, scale.T
     rows, depth = integers.shape
     whole = np.full((rows, scale.shape[1] * block), MIDDLE, np.uint8)

@@ -199,8 +199,8 @@ def append(forward: Graph, body: GraphBody, outputs: Sequence[onnx.ValueInfoProt
     graph, model = forward.graph, forward.model
     graph.output.extend(outputs)
     graph.initializer.extend(body.initializers)
-    told = {each.name for each in (*graph.value_info, *graph.input, *graph.output)}
-    graph.value_info.extend(info for name, info in body.infos.items() if name not in told)
+    declared = {each.name for each in (*graph.value_info, *graph.input, *graph.output)}
+    graph.value_info.extend(info for name, info in body.infos.items() if name not in declared)
     import_microsoft(model)
     model.ir_version = max(model.ir_version, 4)  # before version 4 every initializer has to be an input, too
 

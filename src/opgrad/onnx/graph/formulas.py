@@ -142,8 +142,8 @@ class Value:
 
     def split(self, count: int, axis: int) -> list["Value"]:
         """So many equal parts along an axis."""
-        told = {"num_outputs": count} if self.body.opset >= COUNT_IS_ATTRIBUTE else {}
-        return self.body.nodes_of("Split", count, self, axis=axis, **told)
+        number = {"num_outputs": count} if self.body.opset >= COUNT_IS_ATTRIBUTE else {}
+        return self.body.nodes_of("Split", count, self, axis=axis, **number)
 
     def filled(self, number: float, like: "Value | None" = None) -> "Value":
         """One number in this shape, and in the element type of this value or another."""
@@ -278,19 +278,19 @@ class Body:
         self,
         states: Sequence[Value],
         sequences: Sequence[Value],
-        turn: Callable[..., tuple[Sequence[Value], Sequence[Value]]],
+        step: Callable[..., tuple[Sequence[Value], Sequence[Value]]],
         backward: bool = False,
         rank: int | None = None,
     ) -> list[Value]:
-        """The last states, and the sequences of what each turn gives.
+        """The last states, and the sequences of what each iteration gives.
 
-        turn(inner, *states, *elements) writes into the body `inner` of the scan and gives new states and elements;
+        step(inner, *states, *elements) writes into the body `inner` of the scan and gives new states and elements;
         values from outside go through `inner.outer`. The sequences run along axis 0, from the end if `backward`.
         rank: of states and elements, which onnxruntime must know; None leaves it to be found out from the graph.
         """
         inner = Body(self.opset, self.inner_prefix())
         taken = [inner.input() for _ in (*states, *sequences)]
-        new, given = turn(inner, *taken)
+        new, given = step(inner, *taken)
         results = [each.apply("Identity") for each in (*new, *given)]
         kinds = [each.element_type for each in (*states, *sequences)]
         inputs = [_declared(each, kind, rank) for each, kind in zip(taken, kinds, strict=True)]
@@ -314,26 +314,26 @@ class Body:
         It gives as many tensors as it changes; they take the places of the first sequences.
         """
 
-        def turn(inner: Body, *carried: Value) -> list[Value]:
+        def iterate(inner: Body, *carried: Value) -> list[Value]:
             first = inner.constant(np.array(0))
             tensors = [inner.node("SequenceAt", each, first) for each in carried]
             changed = step(inner, *tensors)
-            # Each new tensor goes to the end, so that after as many turns as there are tensors all are in order.
+            # Each new tensor goes to the end, so that after as many iterations as there are tensors all are in order.
             rest = [inner.node("SequenceErase", each, first) for each in carried]
             new = [*changed, *tensors[len(changed) :]]
             return [inner.node("SequenceInsert", *pair) for pair in zip(rest, new, strict=True)]
 
-        return self.loop(self.node("SequenceLength", sequences[0]), sequences, turn)
+        return self.loop(self.node("SequenceLength", sequences[0]), sequences, iterate)
 
     def outer(self, value: Value) -> Value:
         """A value of the body around this one."""
         return Value(self, value.name)
 
-    def loop(self, count: Value, carried: Sequence[Value], turn: Callable[..., Sequence[Value]]) -> list[Value]:
-        """What `turn(inner, *values)`, applied `count` times, makes of the carried values."""
+    def loop(self, count: Value, carried: Sequence[Value], step: Callable[..., Sequence[Value]]) -> list[Value]:
+        """What `step(inner, *values)`, applied `count` times, makes of the carried values."""
         inner = Body(self.opset, self.inner_prefix())
         counter, go_on, *values = [inner.input() for _ in range(2 + len(carried))]
-        results = [each.apply("Identity") for each in (go_on, *turn(inner, *values))]
+        results = [each.apply("Identity") for each in (go_on, *step(inner, *values))]
         inputs = [
             helper.make_tensor_value_info(counter.name, TensorProto.INT64, []),
             helper.make_tensor_value_info(go_on.name, TensorProto.BOOL, []),

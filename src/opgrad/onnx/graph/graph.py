@@ -470,8 +470,8 @@ class Graph:
         """Write nodes and types into the model; types of values that no longer exist are left out."""
         self.write_nodes()
         graph = self.graph
-        told = {each.name for each in (*graph.input, *graph.output)}
-        made = [name for node in graph.node for name in node.output if name and name not in told]
+        declared = {each.name for each in (*graph.input, *graph.output)}
+        made = [name for node in graph.node for name in node.output if name and name not in declared]
         infos = []
         for name in made:
             kind, inside = self.element_type(name), self.sequence(name)

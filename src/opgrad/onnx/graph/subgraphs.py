@@ -2,7 +2,7 @@
 
 A body reads values of the graphs around it by their names. In the model these are inputs, or initializers where they
 are small constants. Sizes that are not known get names there: what a body reads from outside has the same sizes in all
-turns of a loop, and so has a state whose sizes the body leaves as they are.
+iterations of a loop, and so has a state whose sizes the body leaves as they are.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ TURN_AND_CONDITION = (
 
 
 def state_count(node: onnx.NodeProto) -> int:
-    """The number of values that a Loop or Scan hands from turn to turn."""
+    """The number of values that a Loop or Scan hands from iteration to iteration."""
     scanned = attributes_of(node).get("num_scan_inputs", 0) if node.op_type == SCAN else 0
     return len(node.input) - FIRST_STATE[node.op_type] - int(scanned)
 
@@ -49,7 +49,7 @@ class Enclosed:
 
     body: its message, which `restore` writes. graph: the body's graph, whose inputs are those of the body and behind
     them the values from outside. outside: the names of these values.
-    steady: the names of sizes that are the same in each turn. made: names of sizes that were made up here.
+    steady: the names of sizes that are the same in each iteration. made: names of sizes that were made up here.
     """
 
     def __init__(self, outer: Graph, node: onnx.NodeProto, body: onnx.GraphProto):
@@ -59,7 +59,7 @@ class Enclosed:
         model = copied_without(outer.model, "graph")
         model.graph.CopyFrom(body)
         model.graph.name = body.name or "body"
-        # Remove the names of sizes that only the body has: they may stand for another size in each turn.
+        # Remove the names of sizes that only the body has: they may stand for another size in each iteration.
         known = {size.dim_param for value in outer.graph.input for size in value.type.tensor_type.shape.dim}
         for size in declared_sizes([*model.graph.input, *model.graph.output, *model.graph.value_info]):
             if size.HasField("dim_param") and size.dim_param not in known:
@@ -72,11 +72,11 @@ class Enclosed:
                 model.graph.input.add(name=name).type.CopyFrom(self._type(name))
         for value, kind in zip(model.graph.input, self._given(), strict=False):
             # What the graph around does not tell stays as the body has it.
-            told = value.type.tensor_type
+            declared = value.type.tensor_type
             if kind.WhichOneof("value") is None:
                 kind = value.type
-            elif kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape") and told.HasField("shape"):
-                sizes = [size.dim_value or None for size in told.shape.dim]
+            elif kind.HasField("tensor_type") and not kind.tensor_type.HasField("shape") and declared.HasField("shape"):
+                sizes = [size.dim_value or None for size in declared.shape.dim]
                 kind = helper.make_tensor_type_proto(kind.tensor_type.elem_type, self._all_named(sizes, value.name))
             elif kind.HasField("sequence_type") and not kind.sequence_type.elem_type.tensor_type.HasField("shape"):
                 kind = value.type if value.type.HasField("sequence_type") else kind
@@ -174,7 +174,7 @@ class Enclosed:
         return changed
 
     def _filled(self, value: onnx.ValueInfoProto, result: str) -> bool:
-        """Declare the sizes of the tensors in a sequence that is empty at first, if each turn inserts equal ones."""
+        """Declare the sizes of tensors in a sequence that is empty at first, if iterations insert equal ones."""
         found, place = self.graph, [each.name for each in self.body.input].index(value.name)
         kind, first = found.sequence(value.name), self.node.input[place]
         if kind is None or found.sizes_in_sequence(value.name) is not None:

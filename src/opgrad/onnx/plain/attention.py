@@ -89,9 +89,9 @@ def _drawn(call: Call, seed: Value, count: Value) -> Value:
     """A number below the first prime for each place; squares of remainders mix places and seed."""
     modulus, other = (call.body.ints([each]) for each in PRIMES)
     h = call.body.range(count.reshape([])) * STRIDE + seed * 69621 + 1
-    for turn in range(ROUNDS):
-        h = call.body.node("Mod", h, modulus if turn % 2 == 0 else other)
-        h = h * h + seed * (turn + 40692)
+    for index in range(ROUNDS):
+        h = call.body.node("Mod", h, modulus if index % 2 == 0 else other)
+        h = h * h + seed * (index + 40692)
     return call.body.node("Mod", h, modulus)
 
 

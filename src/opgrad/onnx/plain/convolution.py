@@ -106,12 +106,12 @@ def conv_transpose_grad(call: Call, dy: Value, x: Value, w: Value) -> Results:
     window, group = Window(call, _kernel(call)), call.get("group", 1)
     db = dy.sum([0, *range(2, 2 + window.axes)], keepdims=False)
     more = list(call.get("output_padding") or [0] * window.axes)
-    told = window.auto_pad in ("NOTSET", "VALID") and not call.get("output_shape")
-    if not told or any(extra >= stride for extra, stride in zip(more, window.strides, strict=True)):
+    has_pads = window.auto_pad in ("NOTSET", "VALID") and not call.get("output_shape")
+    if not has_pads or any(extra >= stride for extra, stride in zip(more, window.strides, strict=True)):
         # What the windows of X stand on: dY with its padding, no longer than they reach.
         body, none = call.body, call.body.ints([0, 0])
         reach = (x.shape(2) - 1) * body.ints(window.strides) + body.ints(window.widths)
-        if told:
+        if has_pads:
             before = body.ints(window.begin or [])
         else:
             total = body.node("Max", reach + body.ints(more) - dy.shape(2), body.ints([0]))

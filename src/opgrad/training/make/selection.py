@@ -312,7 +312,7 @@ class Candidates:
         return node.output if place in PARTS.get(node.op_type, ()) else ()
 
     def _in_body(self, node: onnx.NodeProto, place: int) -> Sequence[str]:
-        """The name in a loop's body of an operand that it only reads: a state that stays, or one with a part a turn."""
+        """The name in a loop's body of an operand that it only reads: a state that stays, or one that is scanned."""
         first, bodies = FIRST_STATE[node.op_type], list(subgraphs(node))
         if place < first or [len(each.input) for each in bodies] != [len(node.input)]:
             return ()
