@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 import opgrad.torch  # noqa: E402
 from opgrad.cli.examples.arguments import tolerance  # noqa: E402
-from opgrad.torch.losses import distillation  # noqa: E402
+from opgrad.torch.losses import distillation, statistics  # noqa: E402
 
 N, H, K, C = 40, 12, 20, 70
 CALLS = [
@@ -93,9 +93,9 @@ def test_kl_div_is_the_divergence_from_the_teacher():
 def test_chunks_change_nothing(monkeypatch):
     results = []
     for least in (1 << 25, 1):
-        monkeypatch.setattr(distillation, "LEAST_BUFFER", least)
-        monkeypatch.setattr(distillation, "FEWEST_ROWS", 1 if least == 1 else 64)
-        monkeypatch.setattr(distillation, "SHARE_OF_BUFFER", 0.0 if least == 1 else 0.11)
+        monkeypatch.setattr(statistics, "LEAST_BUFFER", least)
+        monkeypatch.setattr(statistics, "FEWEST_ROWS", 1 if least == 1 else 64)
+        monkeypatch.setattr(statistics, "SHARE_OF_BUFFER", 0.0 if least == 1 else 0.11)
         student, teacher = layers()
         found = call(student, teacher, some_ignored())
         results.append((found, *torch.autograd.grad(found, student)))

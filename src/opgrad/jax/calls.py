@@ -16,7 +16,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -36,29 +36,12 @@ from opgrad.cpu.compiler.words import words
 from opgrad.cpu.plans import KeyedPlan
 from opgrad.cpu.runtime import threads
 from opgrad.cpu.runtime.plan import REPORT, execute
-from opgrad.jax.handler import (
-    BUCKETS,
-    DIGEST_BYTES,
-    HEADER,
-    INTERNAL,
-    INVALID_ARGUMENT,
-    KEY_HEAD,
-    MINOR_DEFINED,
-    MOST_BUFFERS,
-    MOST_KEY_WORDS,
-    RESOURCE_EXHAUSTED,
-    TABLE,
-    UNIMPLEMENTED,
-    Buffers,
-    Failure,
-    Table,
-    handle,
-)
+from opgrad.jax import handler
 from opgrad.ops import operators
 from opgrad.ops.reference.primitive import STATE
 
-CODES = {TypeError: INVALID_ARGUMENT, ValueError: INVALID_ARGUMENT}
-CODES |= {NotImplementedError: UNIMPLEMENTED, MemoryError: RESOURCE_EXHAUSTED}
+CODES = {TypeError: handler.INVALID_ARGUMENT, ValueError: handler.INVALID_ARGUMENT}
+CODES |= {NotImplementedError: handler.UNIMPLEMENTED, MemoryError: handler.RESOURCE_EXHAUSTED}
 
 
 @dataclass(frozen=True)
@@ -86,7 +69,7 @@ class Called:
         kinds = [(name, len(spec.shape), spec.dtype.name) for name, spec in every]
         form = (op.name, op.kind, op.arrays, sorted(op.attributes.items(), key=str), sorted(self.attributes.items()))
         text = repr((kinds, form, self.caller, self.is_part))
-        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES // 2).hexdigest()
+        return hashlib.blake2b(text.encode(), digest_size=handler.DIGEST_BYTES // 2).hexdigest()
 
     def plan(self, inputs: Sequence[Shape], results: Sequence[Shape]) -> plans.Plan:
         """The plan for arrays of these shapes, which may have axes of vmap before those that were traced."""
@@ -159,20 +142,21 @@ _at = ctypes.c_int64.from_address
 def _keyed_plan(key: tuple[int, ...], following: int) -> KeyedPlan:
     """The plan that a key stands for, with the operands' numbers of all buffers."""
     if not key:
-        expected = f"at most {MOST_BUFFERS} arrays with {MOST_KEY_WORDS - KEY_HEAD} dimensions in all"
+        most, dimensions = handler.MOST_BUFFERS, handler.MOST_KEY_WORDS - handler.KEY_HEAD
+        expected = f"at most {most} arrays with {dimensions} dimensions in all"
         raise ValueError(f"opgrad.jax: a call has too many arrays or dimensions, expected {expected}")
-    called = _called.get(bytes(words(key[1:KEY_HEAD])))
+    called = _called.get(bytes(words(key[1 : handler.KEY_HEAD])))
     if called is None:
         raise ValueError(
             "opgrad.jax: this function was compiled in another process and not traced in this one: trace it again"
         )
-    rest = iter(key[KEY_HEAD:])
+    rest = iter(key[handler.KEY_HEAD :])
     shapes = [tuple(itertools.islice(rest, rank)) for rank in rest]
     plan = called.plan(shapes[: len(called.given)], shapes[len(called.given) :])
     operands = [*called.operator.arrays, *called.operator.results]
     places = words(operands.index(name) for name in (*called.given, *called.results))
     sizes = words(math.prod(spec.shape) * spec.dtype.itemsize for spec in plan.problem.results.values())
-    own = Buffers(len(operands), ctypes.addressof(places), ctypes.addressof(sizes) if called.is_part else 0)
+    own = handler.Buffers(len(operands), ctypes.addressof(places), ctypes.addressof(sizes) if called.is_part else 0)
     made = KeyedPlan(plan, key, own, following, places, sizes)
     _by_address[made.address] = called, made
     return made
@@ -193,9 +177,9 @@ _failures: dict[int, Any] = {}  # the last one of each thread, which XLA copies 
 
 def _failure(error: BaseException) -> int:
     """The words of a failure, as the handler reads them."""
-    code = next((code for kind, code in CODES.items() if isinstance(error, kind)), INTERNAL)
+    code = next((code for kind, code in CODES.items() if isinstance(error, kind)), handler.INTERNAL)
     text = ctypes.create_string_buffer(str(error).encode())
-    told = Failure(code, ctypes.addressof(text))
+    told = handler.Failure(code, ctypes.addressof(text))
     _failures[threading.get_ident()] = told, text
     return told.address
 
@@ -212,13 +196,13 @@ def _table() -> Any:
         functions = (ctypes.CFUNCTYPE(word, *[word] * count)(each) for each, count in ((_prepare, 3), (_refuse, 2)))
         start = ctypes.CFUNCTYPE(word)(threads.team)
         callbacks = [*functions, start]
-        with open(os.path.join(jax.ffi.include_dir(), *HEADER.split("/")), encoding="utf-8") as header:
-            (minor,) = (
-                line for line in header if line.startswith(MINOR_DEFINED)
-            )  # XLA refuses handlers of some others
+        with open(os.path.join(jax.ffi.include_dir(), *handler.HEADER.split("/")), encoding="utf-8") as header:
+            # XLA refuses handlers of some other versions.
+            (minor,) = (line for line in header if line.startswith(handler.MINOR_DEFINED))
         natives = [execute.address, threads.run.address, threads.team_word()]
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
-        table = words([*Table(*addresses, *natives, int(minor.removeprefix(MINOR_DEFINED))).words, *[0] * BUCKETS])
+        head = handler.Table(*addresses, *natives, int(minor.removeprefix(handler.MINOR_DEFINED)))
+        table = words([*head.words, *[0] * handler.BUCKETS])
         kept = (table, callbacks, _keyed, _by_address, _failures)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         _tables.append(table)
@@ -274,8 +258,10 @@ def _traced(op: Operator, given: Mapping[str, Any], attributes: Mapping[str, Any
         rank, axis = len(next(iter(specs.values())).shape), changed["axis"]
         from_last = tuple(each - rank if each >= 0 else each for each in (axis if isinstance(axis, tuple) else (axis,)))
         changed["axis"] = from_last if isinstance(axis, tuple) else from_last[0]
-    called = Called(op, specs, {each: Spec(spec.shape, spec.dtype) for each, spec in results.items()},
-                    changed, caller, _is_part(values.values()))  # fmt: skip
+    # Inside of shard_map and pmap each device computes on arrays of its own.
+    is_part = jax_private.has_manual_axes() or any(map(jax_private.varying, values.values()))
+    made = {each: Spec(spec.shape, spec.dtype) for each, spec in results.items()}
+    called = Called(op, specs, made, changed, caller, is_part)
     like = alike(list(values.values()))
     kinds = [jax_private.kind_of(spec, like[0]) for spec in called.results.values()]
     if not is_native():
@@ -335,11 +321,6 @@ def alike(tree: T) -> T:
         jax_private.made_varying(value, axes) if axes else value for value, axes in zip(values, missing, strict=True)
     ]
     return cast(T, jax.tree.unflatten(structure, found))
-
-
-def _is_part(values: Iterable[Array]) -> bool:
-    """Whether each device computes on arrays of its own: inside of shard_map and pmap."""
-    return jax_private.has_manual_axes() or any(map(jax_private.varying, values))
 
 
 def automatic(function: Callable[..., Array], axes: int, *arrays: Any) -> Array:
@@ -424,8 +405,8 @@ def _reason_against() -> str:
     """Why calls cannot be native; "" if a call of relu gives what it should."""
     try:
         with settling:
-            machine_code.give_name(TABLE, ctypes.addressof(_table()))
-            capsule = _jax.ffi.pycapsule(ctypes.c_void_p(handle.address))
+            machine_code.give_name(handler.TABLE, ctypes.addressof(_table()))
+            capsule = _jax.ffi.pycapsule(ctypes.c_void_p(handler.handle.address))
         jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
         found: list[Any] = []
         trial = threading.Thread(target=lambda: found.append(_trial()))  # which traces nothing

@@ -228,15 +228,12 @@ def rule_of(op: Operator, caller: str = "") -> Rule:
         return Rule(saved, functools.partial(_by_operator, op, backward, caller))
     if is_known and op.name in FORMULAS:
         return Rule(op.arrays, functools.partial(_by_formula, op, FORMULAS[op.name]))
-    return Rule((), functools.partial(_refused, op))
 
+    def refuse(*_: Any) -> Values:
+        what = f"{op.name}: no gradient of a call with these attributes under jax.grad"
+        raise NotImplementedError(f"{what}: jax.custom_vjp can name one")
 
-def _refused(
-    op: Operator, saved: Values, upstream: Values, attributes: dict[str, Any], wanted: Sequence[str]
-) -> Values:
-    raise NotImplementedError(
-        f"{op.name}: no gradient of a call with these attributes under jax.grad: jax.custom_vjp can name one"
-    )
+    return Rule((), refuse)
 
 
 def _by_operator(
@@ -391,13 +388,8 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
     library = owners.library_of(jax.Array)
     assert library is not None
     found = jax_arrays.check(op, given, library)
-    if jax_arrays.is_traced(found.values()) or jax_arrays.is_spread(found.values()):
-        return _traced(op, given)
-    return jax_arrays.run(op, given, found)
-
-
-def _traced(op: Operator, given: Mapping[str, Any]) -> Any:
-    """Run an operator on arrays that are traced or spread, given by parameter name and checked to be JAX's."""
+    if not (jax_arrays.is_traced(found.values()) or jax_arrays.is_spread(found.values())):
+        return jax_arrays.run(op, given, found)
     of, settled = expanded(op, dict(given), _LIBRARY)
     settled = dict(plain(of, settled))
     found = {name: settled[name] for name in of.arrays if settled.get(name) is not None}

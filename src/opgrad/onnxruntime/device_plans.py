@@ -74,7 +74,6 @@ def _head(number: int, of: Launch, found: Machine, function: int) -> tuple[Head,
 
 
 def _step(number: int, of: Launch, found: Machine, function: int) -> list[int]:
-    """The words of a launch of a function."""
     head, parameters = _head(number, of, found, function)
     patches = [Patch(Head._fields.index("stream"), STREAM), Patch(Head._fields.index("report"), SCRATCH)]
     for index, (_, array) in enumerate(parameters, len(head.words)):

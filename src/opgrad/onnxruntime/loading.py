@@ -141,7 +141,7 @@ class _Trials:
     def _type(self, name: str, others: list[str]) -> onnx.TypeProto:
         """The type of a tensor; the result of a node that nothing runs is assumed to have its neighbours' type."""
         known = (self._types[each] for each in (name, *others) if each in self._types)
-        return next(known, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+        return next(known, FLOAT)
 
     def _try(self, model: onnx.ModelProto) -> tuple[str, list[onnx.TypeProto]]:
         """The runner of a model's only node, and the types of its results as far as they are known."""
@@ -210,10 +210,6 @@ def lower_file(source: Path, target: Path, only: Collection[str] | None = None) 
     if outside and source.resolve().parent != target.resolve().parent:
         raise ValueError(f"{source} keeps data in other files, expected an output in {source.parent}")
     replace_file(target, after.SerializeToString())
-    return _compared(before, after)
-
-
-def _compared(before: onnx.ModelProto, after: onnx.ModelProto) -> Lowered:
     old, new = (Counter((node.domain, node.op_type) for node in model.graph.node) for model in (before, after))
     nodes = {name: count for (domain, name), count in sorted(old.items()) if (domain, name) not in new}
     made = Counter(_operator(each.name, nodes) for each in after.functions[len(before.functions) :])

@@ -73,7 +73,6 @@ def _nodes(
 
 
 def _fixed(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
-    """The model with inputs of these fixed shapes."""
     model = copied(model)
     for value in model.graph.input:
         for dimension, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):

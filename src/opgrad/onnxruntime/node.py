@@ -21,25 +21,8 @@ from opgrad.cpu.runtime import pool
 from opgrad.cpu.runtime.plan import REPORT
 from opgrad.cuda import driver
 from opgrad.cuda.without_triton import importing
-from opgrad.onnxruntime import abi
+from opgrad.onnxruntime import abi, compute
 from opgrad.onnxruntime.abi import Api, forever
-from opgrad.onnxruntime.compute import (
-    ABSENT,
-    ALIGNMENT,
-    COPIES,
-    FLAG,
-    LIMIT,
-    MISALIGNED,
-    MOST_INPUTS,
-    OVERLAPS,
-    SPECIAL,
-    Lacking,
-    Node,
-    Output,
-    Outputs,
-    Overwritten,
-    dimensions_of,
-)
 from opgrad.onnxruntime.overloads import OUTPUT_TYPES, VALUE, Overload, Port, model_of
 from opgrad.onnxruntime.private import is_missing
 
@@ -224,8 +207,10 @@ class RuntimeNode:
         self.attributes = dict(attributes)
         self.needs = self.attributes.pop(NEEDS, None)  # the results to compute, if the operator can leave out others
         self.inputs = _repeated(overload.inputs, inputs)
-        if len(self.inputs) > MOST_INPUTS:
-            raise ValueError(f"{overload.onnx.name}: the node has {inputs} inputs, expected at most {MOST_INPUTS}")
+        if len(self.inputs) > compute.MOST_INPUTS:
+            raise ValueError(
+                f"{overload.onnx.name}: the node has {inputs} inputs, expected at most {compute.MOST_INPUTS}"
+            )
         self.operator = overload.operator
         self.lists: tuple[int, int] | None = None  # the lengths of the lists of arrays among inputs and outputs
         if self.needs:
@@ -237,23 +222,26 @@ class RuntimeNode:
             )
             self.operator = spread(self.operator, *self.lists)
         more = len(self.operator.arrays) - len(overload.operator.arrays)  # arrays before the results
-        moved = (p if p.operand in SPECIAL else replace(p, operand=p.operand + more) for p in overload.outputs)
+        moved = (p if p.operand in compute.SPECIAL else replace(p, operand=p.operand + more) for p in overload.outputs)
         self.outputs = _repeated(tuple(moved), outputs)
         if self.needs:  # an output that the node lacks is never asked for its place
             places = {name: i for i, name in enumerate(self.operator.results, len(self.operator.arrays))}
             first = len(self.operator.arrays)
             self.outputs = tuple(replace(p, operand=places.get(p.parameter, first)) for p in self.outputs)
-        self.most_dimensions = dimensions_of(len(self.inputs))
-        kinds = [_kind(port) for port in self.inputs]
+        self.most_dimensions = compute.dimensions_of(len(self.inputs))
+        # An operand's place, or the negative size of the values of an input that is read as an attribute.
+        kinds = [-int(DTYPES[p.dtype].itemsize) if p.operand == VALUE else p.operand for p in self.inputs]
         operands = len(self.operator.arrays) + len(self.operator.results)
-        self._overwritten = several(Overwritten, _overwritten(overload))
+        self._overwritten = several(compute.Overwritten, _overwritten(overload))
         overwrites = [len(overload.onnx.overwrites), ctypes.addressof(self._overwritten)]
-        facts = Node(api.address, 0, 0, len(kinds), *overwrites, *natives, operands, self.most_dimensions, *device)
+        facts = compute.Node(
+            api.address, 0, 0, len(kinds), *overwrites, *natives, operands, self.most_dimensions, *device
+        )
         self._words = words([*facts.words, *kinds])
         self._plans: dict[tuple[int, ...], KeyedPlan] = {}
         self._last: dict[int, KeyedPlan] = {}  # by thread
         self.address = ctypes.addressof(self._words)
-        self._node = at(Node, self.address)
+        self._node = at(compute.Node, self.address)
         for gone in [node for node in list(_nodes.values()) if node._node.closed]:
             _nodes.pop(gone.address, None)
         _nodes[self.address] = self
@@ -264,12 +252,6 @@ class RuntimeNode:
         if last is not None and last.key == key:
             return last
         return self._plans.get(key) or self._keep(key, self._plan(key))
-
-    def plan_at(self, address: int) -> KeyedPlan:
-        """The keyed plan at this address."""
-        with settling:
-            known = itertools.chain(self._plans.values(), self._last.values())
-            return next(keyed for keyed in known if keyed.address == address)
 
     def _keep(self, key: tuple[int, ...], plan: Plan) -> KeyedPlan:
         """Put a plan before the others; if there are too many, keep it until this thread needs another one.
@@ -288,29 +270,29 @@ class RuntimeNode:
                 self._node.plans = keyed.address
             return keyed
 
-    def _outputs(self, plan: Plan) -> tuple[Outputs, Any, Any, Any]:
+    def _outputs(self, plan: Plan) -> tuple[compute.Outputs, Any, Any, Any]:
         """What `compute` knows of a plan's outputs, and the blocks to which it points."""
         first, results = len(self.operator.arrays), plan.problem.results
         wanted, spare = [], _aligned(plan.scratch_bytes) if self.overload.on_device else 0
         for port in self.outputs:
-            if port.operand == FLAG:
+            if port.operand == compute.FLAG:
                 shape: Shape = (1,)
-            elif port.operand in COPIES:
+            elif port.operand in compute.COPIES:
                 shape = results[port.parameter].shape
             else:
                 shape = [*results.values()][port.operand - first].shape
-            wanted += [*Output(port.operand, len(shape)).words, *shape]
+            wanted += [*compute.Output(port.operand, len(shape)).words, *shape]
         lacking = []
         for operand, (name, result) in enumerate(results.items(), first):
             if name not in self.overload.onnx.overwrites:
-                lacking.append(Lacking(operand, spare))
+                lacking.append(compute.Lacking(operand, spare))
                 optional = all(port.optional for port in self.outputs if port.operand == operand)
                 spare += _aligned(_bytes(result)) if optional and not self.needs else 0
         overwritten = words(_bytes(results[name]) for name in self.overload.onnx.overwrites)
-        kept = overwritten, words(wanted), several(Lacking, lacking)
+        kept = overwritten, words(wanted), several(compute.Lacking, lacking)
         sizes, outputs, places = map(ctypes.addressof, kept)
         source = pool.source(spare)
-        return Outputs(spare, source, sizes, len(self.outputs), outputs, len(lacking), places), *kept
+        return compute.Outputs(spare, source, sizes, len(self.outputs), outputs, len(lacking), places), *kept
 
     def _plan(self, key: tuple[int, ...]) -> Plan:
         if self.overload.on_device:
@@ -339,7 +321,7 @@ class RuntimeNode:
         rest = iter(key[1:])
         for port in self.inputs:
             rank = next(rest)
-            if rank == ABSENT:
+            if rank == compute.ABSENT:
                 continue
             if rank > self.most_dimensions:
                 what = f"{operator.name}: {port.parameter}"
@@ -366,8 +348,8 @@ class RuntimeNode:
         """An input that is read as an attribute: a tuple where the operator takes one, or one number."""
         elements = math.prod(shape)
         what = f"{self.operator.name}: {port.parameter}"
-        if elements > LIMIT:
-            raise ValueError(f"{what} has {elements} elements, expected at most {LIMIT}")
+        if elements > compute.LIMIT:
+            raise ValueError(f"{what} has {elements} elements, expected at most {compute.LIMIT}")
         dtype = DTYPES[port.dtype]
         unsigned = np.array(list(itertools.islice(rest, elements)), np.int64).view(np.uint64)
         values = tuple(unsigned.astype(f"u{dtype.itemsize}").view(dtype).tolist())
@@ -387,7 +369,7 @@ def _bytes(result: Spec) -> int:
 
 
 def _aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT
+    return -(-count // compute.ALIGNMENT) * compute.ALIGNMENT
 
 
 def _repeated(ports: tuple[Port, ...], count: int) -> tuple[Port, ...]:
@@ -399,19 +381,12 @@ def _repeated(ports: tuple[Port, ...], count: int) -> tuple[Port, ...]:
     return (*ports[:last], *more)
 
 
-def _kind(port: Port) -> int:
-    """An operand's place, or the negative size of the values that are read as an attribute."""
-    if port.operand == VALUE:
-        return -int(DTYPES[port.dtype].itemsize)
-    return port.operand
-
-
-def _overwritten(overload: Overload) -> Iterator[Overwritten]:
+def _overwritten(overload: Overload) -> Iterator[compute.Overwritten]:
     """For each result that is written over an input the operands: its own, the input's, and that of a copy."""
     operator = overload.operator
-    for (result, buffer), copy in zip(overload.onnx.overwrites.items(), COPIES, strict=False):
+    for (result, buffer), copy in zip(overload.onnx.overwrites.items(), compute.COPIES, strict=False):
         place = len(operator.arrays) + list(operator.results).index(result)
-        yield Overwritten(place, operator.arrays.index(buffer), copy)
+        yield compute.Overwritten(place, operator.arrays.index(buffer), copy)
 
 
 def prepare(node: int, key: int, found: int, operands: int) -> int:
@@ -437,14 +412,16 @@ def refuse(node: int, keyed: int, report: int) -> int:
     that stand in place of a report; returns a status."""
     this = _nodes[node]
     try:
-        if report == OVERLAPS:
+        if report == compute.OVERLAPS:
             raise ValueError("an output lies where an input or another output lies, expected memory of its own")
-        if report == MISALIGNED:
+        if report == compute.MISALIGNED:
             raise ValueError(
                 f"{this.overload.onnx.name}: an array begins at an address that is no multiple of 16 bytes, expected"
                 " whole arrays as onnxruntime allocates them"
             )
-        found = this.plan_at(keyed)
+        with settling:
+            known = itertools.chain(this._plans.values(), this._last.values())
+            found = next(each for each in known if each.address == keyed)
         told = list((ctypes.c_int64 * REPORT).from_address(report)) if report else None
         raise found.plan.error(told, more=found.own.spare_bytes)
     except BaseException as exception:

@@ -66,7 +66,6 @@ def run(op: Operator, given: Mapping[str, Any]) -> Any:
 
 
 def _run(op: Operator, given: Mapping[str, Any]) -> Any:
-    """Run a declared operator."""
     if given.get("out") is not None:
         return _run_into(op, given)
     if is_direct([value for value in given.values() if isinstance(value, torch.Tensor)]):

@@ -360,11 +360,10 @@ def _gradient(
     return found
 
 
-def _pulled(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: str, dropout: float
-) -> Sequence[Tensor]:
-    return pulled_back(lambda q, k, v: _attended(q, k, v, mask, scale, causal, dropout), [q, k, v], [dy])
-
-
 _attention.differentiate(_gradient)
-differentiate(_attention_grad, _pulled)
+differentiate(
+    _attention_grad,
+    lambda dy, q, k, v, mask, scale, causal, dropout: pulled_back(
+        lambda q, k, v: _attended(q, k, v, mask, scale, causal, dropout), [q, k, v], [dy]
+    ),
+)

@@ -22,14 +22,7 @@ from opgrad.training.engine.export import declared_outputs, export_model
 from opgrad.training.engine.memory import Flat, FlatOptimizer, GradientNorm, TrainingMemory, clip_factor, zeros_like
 from opgrad.training.engine.training_graph import BoundGraph, Value, check_inputs, declared, open_training, ort_value
 from opgrad.training.engine.training_graph import session_options as options_for
-from opgrad.training.files import mapped_files
-from opgrad.training.files.artifact_set import (
-    BUFFER_SUFFIX,
-    check_parameters,
-    read_rule,
-    tensor_spec,
-    without_accumulators,
-)
+from opgrad.training.files import artifact_set, mapped_files
 from opgrad.training.files.checkpoint import Checkpoint, as_float32, read_checkpoint, write_checkpoint
 from opgrad.training.files.dataset import TensorSpec, fits
 from opgrad.training.files.tensor_values import read_shared
@@ -305,7 +298,7 @@ class Module:
             memory.move(on, written_inputs(model.graph))
         if memory.device is not on:
             raise ValueError(f"device is {device!r}, expected that of the module which the state has already")
-        gradients = without_accumulators(model, title)
+        gradients = artifact_set.without_accumulators(model, title)
         compute_in_float32(model, {*memory.parameters, *written_inputs(model.graph)})
         self._graph = open_training(model, gradients, memory, constants, options, title, fuse)
         self._eval_graph = None
@@ -535,15 +528,15 @@ class Module:
 
 def _fit(graph: onnx.GraphProto, memory: TrainingMemory) -> None:
     """Raise ValueError unless the state belongs to this training graph; give a nominal one the graph's shapes."""
-    specs = {value.name: tensor_spec(value) for value in graph.input}
+    specs = {value.name: artifact_set.tensor_spec(value) for value in graph.input}
     if memory.nominal and not memory.bound and memory.parameters.keys() | memory.frozen.keys() <= specs.keys():
         memory.shape({name: _fixed(specs[name].shape) for name in memory.parameters})
         memory.frozen = {name: np.zeros(_fixed(specs[name].shape), specs[name].dtype) for name in memory.frozen}
     for name in written_inputs(graph) & memory.frozen.keys():
         memory.frozen[name] = in_float32(memory.frozen[name])
-    check_parameters(specs, memory.parameters, memory.frozen)
+    artifact_set.check_parameters(specs, memory.parameters, memory.frozen)
     for name in memory.parameters:
-        kind = specs[name + BUFFER_SUFFIX].dtype
+        kind = specs[name + artifact_set.BUFFER_SUFFIX].dtype
         if kind != np.float32 and not is_half(kind):
             raise NotImplementedError(f"the gradient of {name!r} is not float32")
 
@@ -588,7 +581,7 @@ class Optimizer:
     def __init__(self, optimizer_uri: str | os.PathLike[str] | bytes, module: Module):
         if not isinstance(module, Module):
             raise TypeError(f"module is {type(module).__name__}, expected Module")
-        rule = read_rule(read_model(optimizer_uri))
+        rule = artifact_set.read_rule(read_model(optimizer_uri))
         self._module, self._memory = module, module._state._memory
         memory = self._memory
         if memory.optimizer is not None and memory.optimizer.rule == rule:

@@ -18,29 +18,9 @@ from opgrad.call.libraries.torch_tensors import execute
 from opgrad.ops import graph_operators
 from opgrad.ops.reference.loss_options import IGNORED, check_share
 from opgrad.torch.functions import autocast_layer, narrows_products
+from opgrad.torch.losses import samples, statistics
 from opgrad.torch.losses.cross_entropy import needs_composition
-from opgrad.torch.losses.samples import (
-    Found,
-    OnePass,
-    again,
-    check_shape,
-    check_tensors,
-    read_labels,
-    read_options,
-    reduced,
-    same_for_each,
-    upstream_of,
-)
 from opgrad.torch.losses.sharded import layer_of, put_back
-from opgrad.torch.losses.statistics import (
-    FEWEST_ROWS,
-    LEAST_BUFFER,
-    SHARE_OF_BUFFER,
-    Chunks,
-    Layer,
-    Slopes,
-    gradients_of,
-)
 from opgrad.torch.operators import wide
 
 _divergence = graph_operators()["softmax_divergence_and_grad"]
@@ -107,7 +87,7 @@ def _of_layers(
     caller: str, student: Three, teacher: Three, labels: Tensor | None, beta: float, shift: int, given: tuple[Any, ...]
 ) -> Tensor:
     reduction, ignore_index, temperature, num_items = given
-    chosen = read_options(caller, reduction, ignore_index, temperature=temperature, num_items=num_items)
+    chosen = samples.read_options(caller, reduction, ignore_index, temperature=temperature, num_items=num_items)
     share = check_share(caller, "beta", beta)
     _check(caller, student, teacher, labels)
     if labels is None:
@@ -115,7 +95,7 @@ def _of_layers(
         chosen = chosen if shift else replace(chosen, ignore_index=None)
     else:
         found = labels
-    found = read_labels(caller, found, shift, chosen.ignore_index)
+    found = samples.read_labels(caller, found, shift, chosen.ignore_index)
     x, w, b, dtype = autocast_layer(student[0].reshape(-1, student[0].shape[-1]), *student[1:])
     y, v, c, _ = autocast_layer(teacher[0].reshape(-1, teacher[0].shape[-1]), *teacher[1:])
     others = [None if each is None else each.detach() for each in (y, v, c)]
@@ -126,13 +106,13 @@ def _of_layers(
 
 def _check(caller: str, student: Three, teacher: Three, labels: Tensor | None) -> None:
     tensors: dict[str, Any] = dict(zip(LAYERS, (*student, *teacher), strict=True))
-    check_tensors(caller, (LAYERS[2], LAYERS[5], "labels"), **tensors, labels=labels)
+    samples.check_tensors(caller, (LAYERS[2], LAYERS[5], "labels"), **tensors, labels=labels)
     for first in (0, 3):
         (x_name, x), (w_name, w), (b_name, b) = list(tensors.items())[first : first + 3]
         if not x.dim():
             raise ValueError(f"{caller}: {x_name} has 0 dimensions, expected at least 1")
-        check_shape(caller, w_name, w, (student[1].shape[0] if w.dim() else 0, x.shape[-1]))
-        check_shape(caller, b_name, b, w.shape[:1])
+        samples.check_shape(caller, w_name, w, (student[1].shape[0] if w.dim() else 0, x.shape[-1]))
+        samples.check_shape(caller, b_name, b, w.shape[:1])
         for other, value in ((w_name, w), (b_name, b)):
             if value is not None and value.dtype != x.dtype and not narrows_products(x):
                 raise TypeError(f"{caller}: {other} has dtype {value.dtype}, expected {x.dtype}, the dtype of {x_name}")
@@ -144,8 +124,8 @@ def _check(caller: str, student: Three, teacher: Three, labels: Tensor | None) -
             raise ValueError(f"{caller}: {key} is on {value.device}, {of}")
         if key != "labels" and not value.is_floating_point():
             raise TypeError(f"{caller}: {key} has dtype {value.dtype}, expected a float")
-    check_shape(caller, "teacher_input", teacher[0], (*student[0].shape[:-1], teacher[0].shape[-1]))
-    check_shape(caller, "labels", labels, student[0].shape[:-1], "the rows of student_input")
+    samples.check_shape(caller, "teacher_input", teacher[0], (*student[0].shape[:-1], teacher[0].shape[-1]))
+    samples.check_shape(caller, "labels", labels, student[0].shape[:-1], "the rows of student_input")
     if labels is not None and labels.dtype not in (torch.int32, torch.int64, torch.uint8):
         raise TypeError(f"{caller}: labels has dtype {labels.dtype}, expected int32, int64 or uint8")
 
@@ -165,19 +145,19 @@ def _rows(way: "_DivergencePass", tensors: Sequence[Any]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _DivergencePass(OnePass):
+class _DivergencePass(samples.OnePass):
     """Two layers whose logits exist in chunks: x, w, b of the student, those of the teacher, and labels."""
 
     beta: float = 0.5
     hands_out = True
 
-    def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> Found:
+    def compute(self, tensors: Sequence[Any], needs: Sequence[bool]) -> samples.Found:
         *_, labels = tensors
-        of_loss, _, later = upstream_of(labels, None, False, self.options, tensors[0].dtype)
-        losses, slopes = self.of_rows(tensors, needs, same_for_each(labels, of_loss, wide(tensors[0].dtype)))
-        return Found((losses.sum(dtype=torch.float64) * of_loss * later).to(self.dtype), slopes, later)
+        of_loss, _, later = samples.upstream_of(labels, None, False, self.options, tensors[0].dtype)
+        losses, slopes = self.of_rows(tensors, needs, samples.same_for_each(labels, of_loss, wide(tensors[0].dtype)))
+        return samples.Found((losses.sum(dtype=torch.float64) * of_loss * later).to(self.dtype), slopes, later)
 
-    def of_rows(self, tensors: Sequence[Any], needs: Sequence[bool], dloss: Tensor) -> tuple[Tensor, Slopes]:
+    def of_rows(self, tensors: Sequence[Any], needs: Sequence[bool], dloss: Tensor) -> tuple[Tensor, statistics.Slopes]:
         """The divergence of each row, and the gradients for those of the rows."""
         x, w, b, y, v, c, labels = tensors
         student, counting = layer_of(x, w, b, labels, None, self.options.ignore_index)
@@ -194,7 +174,7 @@ class _DivergencePass(OnePass):
             losses = torch.where(labels == self.options.ignore_index, 0, losses)
         if self.options.reduction == "none":
             return losses.to(self.dtype)
-        loss: Tensor = reduced((losses, None), labels, None, False, self.options, self.dtype)
+        loss: Tensor = samples.reduced((losses, None), labels, None, False, self.options, self.dtype)
         return loss
 
 
@@ -211,7 +191,7 @@ class _OfEach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dlosses: Tensor) -> Any:
         if torch.is_grad_enabled() or torch_private.is_batched(dlosses):
-            return None, *again(ctx, dlosses)
+            return None, *samples.again(ctx, dlosses)
         _, slopes = ctx.way.of_rows(ctx.saved_tensors, ctx.needs_input_grad[1:4], dlosses.to(wide(dlosses.dtype)))
         return None, *slopes, *(None,) * 4
 
@@ -220,13 +200,13 @@ _of_each: Callable[..., Tensor] = _OfEach.apply
 
 
 def _in_chunks(
-    student: Layer, teacher: Layer, dloss: Tensor, way: _DivergencePass, needs: Sequence[bool]
-) -> tuple[Tensor, Slopes]:
+    student: statistics.Layer, teacher: statistics.Layer, dloss: Tensor, way: _DivergencePass, needs: Sequence[bool]
+) -> tuple[Tensor, statistics.Slopes]:
     """The divergence of each row of both layers, and the student's gradients."""
     (n, h), c = student.x.shape, len(student.w)
     item = student.product.itemsize + max(teacher.product.itemsize, student.product.itemsize)
-    budget = max(LEAST_BUFFER, int(SHARE_OF_BUFFER * 2 * student.x.element_size() * (c + n) * h))
-    rows = max(min(max(budget // (c * item) // 16 * 16, FEWEST_ROWS), n), 1)
+    budget = max(statistics.LEAST_BUFFER, int(statistics.SHARE_OF_BUFFER * 2 * student.x.element_size() * (c + n) * h))
+    rows = max(min(max(budget // (c * item) // 16 * 16, statistics.FEWEST_ROWS), n), 1)
     losses = torch.empty(n, dtype=student.number, device=student.x.device)
     buffer = teacher.x.new_empty(rows * c, dtype=teacher.product)
     options = {"beta": way.beta, "temperature": way.options.temperature}
@@ -239,7 +219,7 @@ def _in_chunks(
         execute(_divergence, given | {"out": (losses[rows], logits)})
         return logits
 
-    return losses, gradients_of(student, needs, Chunks(False, rows), of_rows)
+    return losses, statistics.gradients_of(student, needs, statistics.Chunks(False, rows), of_rows)
 
 
 def _by_autograd(

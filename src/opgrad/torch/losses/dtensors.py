@@ -9,15 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from opgrad.torch.functions import narrows_products, widens_softmax
-from opgrad.torch.losses.samples import (
-    CrossEntropyOutput,
-    check_shape,
-    class_axis,
-    divisors,
-    hits_of,
-    read_labels,
-    reduced,
-)
+from opgrad.torch.losses import samples
 from opgrad.torch.losses.sharded import ClassRange, LossCall, member_of, of_layer, of_logits
 
 
@@ -45,7 +37,7 @@ def loss(call: LossCall, input: Any, target: Any, dim: int, shift: int) -> Any:
 def linear_loss(call: LossCall, input: Any, w: Any, b: Any, target: Any, shift: int) -> Any:
     """The results for a layer whose rows one axis of the mesh shares out; input has tokens on other axes."""
     axis, mesh = _required_axis(call, "linear_weight", w, 0), w.device_mesh
-    if b is not None and (not isinstance(b, DTensor) or class_axis(b, 0) != axis):
+    if b is not None and (not isinstance(b, DTensor) or samples.class_axis(b, 0) != axis):
         raise ValueError(f"{call.caller}: linear_bias lies unlike linear_weight, expected a DTensor with Shard(0)")
     if not isinstance(input, DTensor):
         input = DTensor.from_local(input, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -69,7 +61,7 @@ def linear_loss(call: LossCall, input: Any, w: Any, b: Any, target: Any, shift: 
 
 
 def _required_axis(call: LossCall, name: str, value: Any, dim: int) -> int:
-    axis = class_axis(value, dim)
+    axis = samples.class_axis(value, dim)
     if axis is None:
         expected = f"Shard({dim}) on one axis of the mesh, and Shard or Replicate on others"
         raise ValueError(f"{call.caller}: {name} has the placements {value.placements}, expected {expected}")
@@ -92,14 +84,14 @@ def _targets(
     """This process's labels and, if it is these, probabilities, with the classes last."""
     is_dense, of_samples = target.is_floating_point(), shape[:dim] + shape[dim + 1 :]
     expected, which = (shape, "that of the logits") if is_dense else (of_samples, "that without the classes")
-    check_shape(call.caller, "target", target, expected, which)
+    samples.check_shape(call.caller, "target", target, expected, which)
     if is_dense:
         if not isinstance(target, DTensor):
             target = DTensor.from_local(target, mesh, [Replicate()] * mesh.ndim, run_check=False)
         dense = target.redistribute(mesh, lies_of_logits).to_local().movedim(dim, -1)
         return torch.zeros(dense.shape[:-1], dtype=torch.int64, device=dense.device), dense
     whole = target.full_tensor() if isinstance(target, DTensor) else target
-    whole = read_labels(call.caller, whole, shift, call.options.ignore_index)
+    whole = samples.read_labels(call.caller, whole, shift, call.options.ignore_index)
     every = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return every.redistribute(mesh, lies).to_local(), None
 
@@ -114,12 +106,12 @@ def _finished(
     """
     groups = [mesh.get_group(place) for place, each in enumerate(lies) if isinstance(each, Shard)]
     options = call.options
-    by = divisors(labels, call.weight, is_dense, options)
+    by = samples.divisors(labels, call.weight, is_dense, options)
     if groups and options.reduction == "mean" and options.num_items is None:
         by = _added(groups, *(torch.as_tensor(each) for each in by))
-    result = reduced(found, labels, call.weight, is_dense, options, dtype, by)
-    if isinstance(result, CrossEntropyOutput) and result.token_accuracy is not None and groups:
-        hits, count = _added(groups, *hits_of(found[4], labels, options.ignore_index))
+    result = samples.reduced(found, labels, call.weight, is_dense, options, dtype, by)
+    if isinstance(result, samples.CrossEntropyOutput) and result.token_accuracy is not None and groups:
+        hits, count = _added(groups, *samples.hits_of(found[4], labels, options.ignore_index))
         result = result._replace(token_accuracy=hits.float() / count.clamp(min=1))
     summed = [Partial("sum") if isinstance(each, Shard) else Replicate() for each in lies]
     stride, of_samples = torch.empty(shape, device="meta").stride(), {"lse", "log_prob", "entropy", "predicted_tokens"}
@@ -132,8 +124,10 @@ def _finished(
             return DTensor.from_local(value, mesh, summed, run_check=False)
         return DTensor.from_local(value, mesh, lies, run_check=False, shape=shape, stride=stride)
 
-    if isinstance(result, CrossEntropyOutput):
-        return CrossEntropyOutput(*(each(name, value) for name, value in zip(result._fields, result, strict=True)))
+    if isinstance(result, samples.CrossEntropyOutput):
+        return samples.CrossEntropyOutput(
+            *(each(name, value) for name, value in zip(result._fields, result, strict=True))
+        )
     return each("loss", result)
 
 
