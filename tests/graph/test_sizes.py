@@ -12,7 +12,7 @@ from opgrad.gradients import gradients
 from opgrad.onnx.graph import inference
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.sizes import VAGUE, are_equal, known, sizes_in
-from opgrad.onnx.passes.sizes import Term, terms
+from opgrad.onnx.passes.sizes import Term, terms_of
 from opgrad.onnxruntime import InferenceSession, lower
 
 NAMES = ("?", "", "-1", "unk__3", "None", "unknown", " ? ")
@@ -92,7 +92,8 @@ def test_shapes_are_equal_where_every_size_is():
     assert not are_equal(["N", 3], ["M", 3])
     assert known([2, 3]) == [2, 3]
     assert known([2, "N"]) is None
-    assert terms(["N", 3, None]) == [Term(1, ("N",)), Term(3), None]
+    graph = Graph(build('g (float["N", 3, "?"] x) => (float y) { y = Mul(x, x) }'))
+    assert terms_of(graph, "x") == [Term(1, ("N",)), Term(3), None]
 
 
 def test_names_that_two_runs_of_inference_made_up_are_not_mixed(monkeypatch):

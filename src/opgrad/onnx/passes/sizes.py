@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import domain_of
 from opgrad.onnx.graph.nodes import attributes_of, registering
-from opgrad.onnx.graph.sizes import Sizes
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,6 @@ class Term:
 Terms: TypeAlias = list[Term | None]  # None for a size of which nothing is known
 
 
-def terms(sizes: Sizes | None) -> Terms | None:
-    """The same sizes as terms."""
-    if sizes is None:
-        return None
-    return [Term(1, (size,)) if isinstance(size, str) else None if size is None else Term(size) for size in sizes]
-
-
 def numbers(found: Terms | None) -> list[int] | None:
     """The numbers of terms; None if one of them has a name or is unknown."""
     if found is None or any(each is None or each.names for each in found):
@@ -59,7 +51,9 @@ RULES: dict[str, Rule] = {}
 
 def terms_of(graph: Graph, name: str) -> Terms | None:
     """The sizes of a value; None if not even the rank is known."""
-    return terms(graph.sizes(name))
+    if (sizes := graph.sizes(name)) is None:
+        return None
+    return [Term(1, (size,)) if isinstance(size, str) else None if size is None else Term(size) for size in sizes]
 
 
 # Registers the function that computes the result of these operators from the sizes in their inputs.
