@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, parser
+from small_models import normal
 
 import opgrad
 from opgrad.gradients import gradients
@@ -217,6 +218,25 @@ def test_forms(form, sizes, rng):
     if isinstance(expected.get("mask"), tuple) and "batch" not in sizes:
         (mask,) = (each for each in fused.graph.value_info if each.name == node.input[3])
         assert tuple(each.dim_value for each in mask.type.tensor_type.shape.dim) == expected["mask"]
+
+
+GAP = f"{RANGE} gap = Sub (rows, columns) near = Less (gap, far)"
+WINDOWS = {
+    "a condition": f"{GAP} seen = And (causal, near)",
+    "one mask": f"{GAP} a = Where (near, one, zero) b = Where (causal, a, zero) seen = Equal (b, one)",
+    "a table": "from = Sub (both, both) to = Concat <axis = 0> (length, length) seen = Slice (buffer, from, to, both)",
+}
+
+
+@pytest.mark.parametrize("seen", WINDOWS.values(), ids=WINDOWS)
+def test_a_window_that_is_wider_than_the_trials_is_kept(seen, rng):
+    """A query sees 20 keys of 40, which no mask for a few of them tells."""
+    body = f"far = Constant <value_int: int = 20> () {seen} {KEYS} c = MatMul (q, kt) s = Where (seen, c, inf) {END}"
+    model = model_of(body, f"batch, {H}, length, {D}")
+    (table,) = (each for each in model.graph.initializer if each.name == "buffer")
+    band = (np.tri(40, dtype=bool) & ~np.tri(40, k=-20, dtype=bool)).reshape(1, 1, 40, 40)
+    table.CopyFrom(onnx.numpy_helper.from_array(band, "buffer"))
+    expect_alike(model, feeds_of(model, rng) | normal(q=(B, H, 40, D), k=(B, H, 40, D), v=(B, H, 40, D)))
 
 
 def crossing(model, length):

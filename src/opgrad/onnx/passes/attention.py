@@ -98,28 +98,33 @@ def _before_repetition(graph: Graph, name: str) -> str | None:
     if not heads or every % heads:
         return None
     # The product asks for as many numbers in a head as queries have, so that sizes which are not told are those before.
-    told = [(a, b) for a, b in zip(before[2:], after[2:], strict=True) if isinstance(a, int) and isinstance(b, int)]
-    if any(a != b for a, b in told):
+    known = [(a, b) for a, b in zip(before[2:], after[2:], strict=True) if isinstance(a, int) and isinstance(b, int)]
+    if any(a != b for a, b in known):
         return None
     return first.input[0] if wide is None or wide[2] in (None, every // heads) else None
 
 
 LOW = -1e4  # a number from which on down an addend hides a key; exporters write -10000, the least number, or -inf
-LARGEST = 1 << 24  # bytes of a mask, or of what it is computed from
+LARGEST = 1 << 26  # bytes of a mask, or of what it is computed from
 SIZES = (5, 3, 7, 2, 9, 4)  # what named sizes are in a trial; in the second one all are larger
 TRIALS = (0, 6)
+FARTHEST = 2**31 - 1  # from here on a number stands for the end of an axis
+NUMBERS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Add", "Sub", "Div")  # that read floats as places
 ALL = "all"
 ALIGNMENTS = (ALL, "top_left", "bottom_right")  # in the order in which one is chosen where several hold
 
 
 class _Trial(Graph):
-    """A graph with numbers for its named sizes, so that whatever follows from sizes is a constant."""
+    """A graph with numbers for its named sizes, so that whatever follows from sizes is a constant.
+
+    more: what is added to SIZES. named: the numbers of some sizes.
+    """
 
     most_read, most_folded = math.inf, LARGEST
 
-    def __init__(self, graph: Graph, more: int):
+    def __init__(self, graph: Graph, more: int, named: dict[str, int] | None = None):
         self.__dict__ |= graph.__dict__
-        self.more, self.named, self._folded, self._left = more, dict[str, int](), {}, math.inf
+        self.more, self.named, self._folded, self._left = more, named or {}, {}, math.inf
 
     def folds(self, node: onnx.NodeProto) -> bool:
         return len(node.output) == 1
@@ -133,18 +138,38 @@ class _Trial(Graph):
             self.named[size] = SIZES[len(self.named)] + self.more
         return self.named.get(size)
 
+    def beyond(self, shape: Sequence[int]) -> "_Trial | None":
+        """A trial with sizes at which all constants of a mask show; None if those of this one are such.
+
+        A window of 512 keys hides none of 15, and of a stored table a trial reads what its sizes reach. shape: of the
+        mask.
+        """
+        numbers, axes = [0], [size for size in shape[-2:] if size != 1]
+        for name, value in self._folded.items():
+            if value is not None and value.size == 1:
+                is_place = value.dtype.kind in "iu" or any(
+                    each.op_type in NUMBERS for each in self.readers.get(name, ())
+                )
+                number = abs(value.item()) if is_place else 0
+                numbers.append(int(number) + 2 if number < FARTHEST else 0)
+            elif value is not None and (name in self.initializers or self.maker(name, "Constant") is not None):
+                numbers.append(max(value.shape, default=0) - max(axes[-1] - axes[0] if axes else 0, 0))
+        if max(numbers) <= min(axes, default=max(numbers)):
+            return None
+        return _Trial(self, 0, {name: max(numbers) for name, size in self.named.items() if size in axes})
+
 
 def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
     """How a causal mask, bool or added, aligns queries with keys: "top_left" or "bottom_right".
 
-    ALL of a mask that hides no key, None of any other.
+    ALL of a mask that hides no key, None of any other. It is computed for some sizes of each name, which tells what it
+    is for all sizes unless it compares places with what sizes give in a way that none of those shows, such as a square.
 
     hides: the mask is bool, and True where a key is hidden.
     """
-    found = set(ALIGNMENTS)
+    found, trials = set(ALIGNMENTS), [_Trial(graph, more) for more in TRIALS]
     try:
-        for more in TRIALS:
-            trial = _Trial(graph, more)
+        for trial in trials:
             if (mask := trial.constant(name)) is None:
                 return None
             mask = ~mask if hides else mask
@@ -160,6 +185,8 @@ def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
                 found &= {each for each, causal in every.items() if (seen.reshape(queries, keys) == causal).all()}
             if not found or not trial.named:
                 break
+            if len(trials) == len(TRIALS) and trial is trials[-1] and (last := trial.beyond(mask.shape)) is not None:
+                trials.append(last)
     except RecursionError:
         return None
     return next((each for each in ALIGNMENTS if each in found), None)
