@@ -4,12 +4,14 @@ import inspect
 import json
 import re
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from language_models import WORDS, make_folder
+from small_models import build, perceptron
 from subprocesses import run_python
 from typer.testing import CliRunner
 
@@ -28,9 +30,7 @@ def call():
 
 
 def rule():
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "g", values[:1], values[1:])
-    gradients(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), "y", "x")
+    gradients(build("g (float[2, 3] x) => (float[2, 3] y) { y = Softmax (x) }"), "y", "x")
 
 
 def step():
@@ -98,25 +98,26 @@ print(json.dumps({{name: entered_files(package, lambda: opgrad.softmax(x)) for n
         assert len(files) <= MOST_ENTERED[name], (name, files)
 
 
-ROOMS = ("cli/", "training/", "onnx/", "onnxruntime/")  # whose files count; kernels have walks of their own
-MOST_FILES, MOST_HOPS = 65, 10
+ROOMS = ("cli/", "training/", "tune/", "onnx/", "onnxruntime/")  # whose files count; kernels have walks of their own
 
 
-def test_the_command_train_steps_soon(tmp_path):
+def train(folder):
+    onnx.save(perceptron(), folder / "m.onnx")
+    np.savez(folder / "d.npz", x=np.ones((20, 4), np.float32), labels=np.arange(20) % 3)
+    return ["train", str(folder / "m.onnx"), "--data", str(folder / "d.npz"), "--loss", "cross-entropy"]
+
+
+def tune(folder):
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    (folder / "d.jsonl").write_text(json.dumps({"text": " ".join(WORDS[:6])}) + "\n")
+    return ["tune", str(make_folder(folder, width=64)), "--data", str(folder / "d.jsonl"), "--max-length", "16"]
+
+
+@pytest.mark.parametrize(("command", "most_files"), [(train, 65), (tune, 90)])
+def test_the_commands_step_soon(command, most_files, tmp_path):
     """From the command to the running step: the files that are entered, and those that one call leads through."""
-    values = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width]) for name, width in (("x", 4), ("y", 3))
-    ]
-    weights = numpy_helper.from_array(np.ones((4, 3), np.float32), "w")
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", values[:1], values[1:], [weights])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
-    np.savez(tmp_path / "d.npz", x=np.ones((20, 4), np.float32), labels=np.arange(20) % 3)
-    entered, hops = set(), []
-
-    def files(frame):
-        while frame is not None:
-            yield frame.f_code.co_filename
-            frame = frame.f_back
+    entered, hops, words = set(), set(), command(tmp_path)
 
     def profile(frame, event, argument):
         code = frame.f_code
@@ -124,15 +125,15 @@ def test_the_command_train_steps_soon(tmp_path):
             return
         entered.add(code.co_filename.removeprefix(PACKAGE))
         if code.co_qualname == "BoundGraph.__call__":
-            hops.extend({each for each in files(frame) if each.startswith(PACKAGE)})
+            files = {each.f_code.co_filename for each, _ in traceback.walk_stack(frame)}
+            hops.update(each for each in files if each.startswith(PACKAGE))
 
-    words = [str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--loss", "cross-entropy", "--epochs", "1"]
     sys.setprofile(profile)
     try:
-        done = CliRunner().invoke(app, ["train", *words, "--output", str(tmp_path / "out")])
+        done = CliRunner().invoke(app, [*words, "--epochs", "1", "--output", str(tmp_path / "out")])
     finally:
         sys.setprofile(None)
     assert done.exit_code == 0, done.output
-    assert len(hops) <= MOST_HOPS
+    assert len(hops) <= 10
     counted = sorted(each for each in entered if each.startswith(ROOMS))
-    assert len(counted) <= MOST_FILES, counted
+    assert len(counted) <= most_files, counted

@@ -61,16 +61,14 @@ def test_jax(made):
 
 def test_nodes_of_onnxruntime(made):
     onnxruntime = pytest.importorskip("onnxruntime")
-    from onnx import TensorProto, helper
+    from onnx import parser
 
     import opgrad.onnxruntime
 
     opgrad.softmax_grad(X, X)
-    node = helper.make_node("SoftmaxGrad_13", ["dy", "y"], ["dx"], domain="com.microsoft", axis=-1)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "m"]) for name in ("dy", "y", "dx")]
-    graph = helper.make_graph([node], "one", values[:2], values[2:])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+    text = """<ir_version: 9, opset_import: ["": 17, "com.microsoft": 1]>
+        g (float[n,m] dy, float[n,m] y) => (float[n,m] dx) { dx = com.microsoft.SoftmaxGrad_13 <axis = -1> (dy, y) }"""
+    model = parser.parse_model(text).SerializeToString()
     for _ in range(2):
         options = onnxruntime.SessionOptions()
         opgrad.onnxruntime.register(options)

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from graph_cases import CASES as PAIRS
 from graph_cases import OPERATORS, call, check_close
-from onnx import TensorProto, helper
+from onnx import parser
 from onnx_models import one_node, outside, run
 from operator_nodes import OVERLOADS, attributes_of, feeds_of, placed, shapes_of, takes
 
@@ -209,17 +209,12 @@ def test_a_ratio_that_is_no_probability():
 
 def test_the_forward_node_is_onnxruntime_s(rng):
     """With a seed and training_mode, as training graphs have it; its mask is what our gradient takes."""
-    nodes = [
-        helper.make_node("Dropout", ["x", "ratio", "mode"], ["y", "mask"], seed=7),
-        helper.make_node("DropoutGrad", ["dy", "mask", "ratio", "mode"], ["dx"], domain="com.microsoft"),
-    ]
-    types = {"x": TensorProto.FLOAT, "ratio": TensorProto.FLOAT, "mode": TensorProto.BOOL, "dy": TensorProto.FLOAT}
-    feeds = [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()]
-    kinds = {"y": TensorProto.FLOAT, "mask": TensorProto.BOOL, "dx": TensorProto.FLOAT}
-    results = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
-    opsets = [helper.make_opsetid("", 15), helper.make_opsetid("com.microsoft", 1)]
-    graph = helper.make_graph(nodes, "dropout", feeds, results)
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    text = """<ir_version: 8, opset_import: ["": 15, "com.microsoft": 1]>
+        g (float[n, m] x, float ratio, bool mode, float[n, m] dy) => (float[n, m] y, bool[n, m] mask, float[n, m] dx) {
+            y, mask = Dropout <seed = 7> (x, ratio, mode)
+            dx = com.microsoft.DropoutGrad (dy, mask, ratio, mode)
+        }"""
+    model = parser.parse_model(text).SerializeToString()
     x, dy = rng.normal(size=(50, 37)).astype("f4"), rng.normal(size=(50, 37)).astype("f4")
     given = {"x": x, "ratio": np.asarray(0.25, "f4"), "mode": np.asarray(True), "dy": dy}
     onnxruntime.set_seed(0)

@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 from onnx_cases import find, ports
 from onnx_models import one_node, run
+from small_models import build
 
 from opgrad.onnxruntime import InferenceSession, node, register
 
@@ -191,11 +192,8 @@ def test_training_graph_runs_a_step(name):
 
 def test_a_model_without_the_domain_gets_a_remedy():
     """onnxruntime fuses Gemm and Relu into an operator of the domain that the model does not import."""
-    weights = numpy_helper.from_array(np.ones((4, 3), "f4"), "w")
-    nodes = [helper.make_node("Gemm", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
-    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", s]) for n, s in (("x", 4), ("y", 3)))
-    graph = helper.make_graph(nodes, "g", [x], [y], [weights])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = "g (float[n, 4] x) => (float[n, 3] y) { h = Gemm (x, w) y = Relu (h) }"
+    model = build(text, {"w": np.ones((4, 3), "f4")})
     with pytest.raises(Exception, match="not a registered function/op") as caught:
         InferenceSession(model.SerializeToString())
     assert "does not import the domain com.microsoft" in caught.value.__notes__[0]

@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 from onnx_models import one_node, run
+from small_models import build
 
 import opgrad
 from opgrad.onnxruntime import InferenceSession
@@ -180,10 +181,8 @@ def test_beside_onnxruntimes_own_operators(opset, imports_microsoft):
 
 
 def test_models_of_plain_operators_stay_as_they_are():
-    node = helper.make_node("Softmax", ["x"], ["y"], axis=1)
-    infos = [helper.make_tensor_value_info(name, 1, [2, 3]) for name in "xy"]
-    graph = helper.make_graph([node], "g", infos[:1], infos[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8).SerializeToString()
+    text = "g (float[2, 3] x) => (float[2, 3] y) { y = Softmax <axis = 1> (x) }"
+    model = build(text, opset=13).SerializeToString()
     x = np.array([[1, 2, 3], [0, 0, 5]], F)
     plain = onnxruntime.InferenceSession(model).run(None, {"x": x})[0]
     np.testing.assert_array_equal(InferenceSession(model).run(None, {"x": x})[0], plain)

@@ -9,6 +9,7 @@ import pytest
 from halved_models import KINDS
 from language_models import WORDS, Writer, add_behind_table, make_folder, make_model
 from onnx import TensorProto, helper, numpy_helper
+from small_models import perceptron
 
 from opgrad.onnxruntime import InferenceSession
 from opgrad.training.engine.trainer import Trainer
@@ -330,9 +331,7 @@ def test_loss_with_weights(tmp_path, is_trained):
 
 
 def test_what_is_no_language_model(tmp_path):
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    onnx.save(helper.make_model(graph), tmp_path / "other.onnx")
+    onnx.save(perceptron(), tmp_path / "other.onnx")
     with pytest.raises(ValueError, match="has the inputs x, expected input_ids, integers of shape"):
         read(tmp_path / "other.onnx")
 

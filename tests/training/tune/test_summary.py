@@ -7,6 +7,7 @@ import pytest
 from command import cli
 from language_models import make_folder, write_lines
 from onnx import TensorProto, helper
+from small_models import perceptron
 
 from opgrad.cli.inspection import inspect
 from opgrad.tune import Tuner
@@ -77,9 +78,7 @@ def test_json(folder):
 
 
 def test_other_models_and_those_that_cannot_be_tuned(tmp_path, folder):
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "other.onnx")
+    onnx.save(perceptron(), tmp_path / "other.onnx")
     found = inspect(tmp_path / "other.onnx")
     assert (found.tuning, found.tuning_problem) == (None, None)
     model = onnx.load(folder / "model.onnx")
