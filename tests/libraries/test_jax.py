@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from accuracy import assert_close
 from primitive_attributes import SHARED, every_attribute, moved, typed_call
-from samples import bits, call, cast, packed, sample, several
+from samples import bits, call, cast, fails, packed, sample, several
 
 import opgrad
 from opgrad import post_ops
@@ -232,12 +232,6 @@ def test_constants_in_a_compiled_function():
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
-def fails(error, message, function, *args, **kwargs):
-    with pytest.raises(error) as caught:
-        function(*args, **kwargs)
-    assert str(caught.value) == message
-
-
 TRACED = (
     "is traced by jit, grad or vmap and holds no number yet: expected a value that is known when the function is "
     "traced, such as one of jit's static_argnums"
@@ -309,26 +303,20 @@ def test_devices():
 def test_devices_without_kernels(monkeypatch):
     class Device:
         platform = "tpu"
+        device = property(lambda self: self)  # an array as well, as far as its device is asked for
+
+        def devices(self):
+            return {self}
 
         def __str__(self):
             return "tpu:0"
 
     x = jnp.ones(3)
-    monkeypatch.setattr(front_end, "check", lambda op, given, library: {"x": _On(Device())})
+    monkeypatch.setattr(front_end, "check", lambda op, given, library: {"x": Device()})
     message = (
         'relu: x is on tpu:0, expected a CPU or a CUDA device: move it with jax.device_put(x, jax.devices("cpu")[0])'
     )
     fails(NotImplementedError, message, opgrad.relu, x)
-
-
-class _On:
-    """An array as far as its device is asked for."""
-
-    def __init__(self, device):
-        self.device = device
-
-    def devices(self):
-        return {self.device}
 
 
 def test_the_operators_own_errors(op, rng):
@@ -428,26 +416,26 @@ def test_choice_of_the_carrier(monkeypatch, cuda, cupy, chosen):
     assert (carrier and carrier.NAME) == chosen
 
 
-@pytest.mark.gpu
-def test_on_a_gpu(op, dtype, rng):
+@pytest.fixture
+def gpu():
     try:
-        device = jax.devices("gpu")[0]
+        return jax.devices("gpu")[0]
     except RuntimeError:
         pytest.skip("JAX has no GPU here")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(op, dtype, rng, gpu):
     for shape in [(5, 33), LARGE]:
         arguments = sample(op, shape, dtype, rng, axis=1)
-        results = call(op, on_jax(arguments, device))
-        assert all(result.devices() == {device} for result in results)
+        results = call(op, on_jax(arguments, gpu))
+        assert all(result.devices() == {gpu} for result in results)
         assert_close(op, arguments, on_host(results))
 
 
 @pytest.mark.gpu
-def test_streams_wait_for_each_other():
-    try:
-        device = jax.devices("gpu")[0]
-    except RuntimeError:
-        pytest.skip("JAX has no GPU here")
-    x = jax.device_put(jnp.ones((4096, 4096), "float32"), device)
+def test_streams_wait_for_each_other(gpu):
+    x = jax.device_put(jnp.ones((4096, 4096), "float32"), gpu)
     double = jax.jit(lambda x: x * 2)
     for _ in range(20):  # Arguments that nobody else holds, results that are used at once.
         y = double(opgrad.leaky_relu(double(x), 0.5))

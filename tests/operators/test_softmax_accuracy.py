@@ -80,6 +80,32 @@ def normal(rng, n, sizes):
     return rng.normal(0, np.resize(sizes, (rows_for(n), 1)), (rows_for(n), n))
 
 
+def one_dominant(rng, n):
+    rows = max(rows_for(n), 2 * len(HEIGHTS))
+    above, below = np.resize(HEIGHTS, (rows, 2)).T
+    x = rng.normal(0, 1, (rows, n))
+    x[:, n // 2] = above + rng.normal(0, 3, rows)
+    return [x - below[:, None]]
+
+
+def two_values(rng, n):
+    """Equal terms are all rounded the same way, so that their errors add up."""
+    x = np.broadcast_to(-rng.uniform(0, 100, (rows_for(n), 1)), (rows_for(n), n)).copy()
+    x[:, -1] = rng.uniform(0, 20, len(x))
+    return [x]
+
+
+def tiny(rng, n):
+    """Alone, beside a large number, and beside one far below."""
+    x = rng.normal(0, 1e-3, (rows_for(n), n)) * np.exp2(rng.integers(-100, 0, (rows_for(n), n)))
+    large = rng.uniform(1, 90, (len(x), 1))
+    return [x, *(np.concatenate([first, x[:, 1:]], 1) for first in (large, -large))]
+
+
+def equal(rng, n):
+    return [np.broadcast_to(rng.normal(0, 100, (rows_for(n), 1)), (rows_for(n), n))]
+
+
 @names
 @pytest.mark.parametrize("offset", [0, -300, 90, 255, -256, 5000, -1e6])
 def test_random_logits(name, offset, dtype, rng):
@@ -88,40 +114,11 @@ def test_random_logits(name, offset, dtype, rng):
 
 
 @names
-def test_one_dominant_entry(name, dtype, rng):
+@pytest.mark.parametrize("kind", [one_dominant, two_values, tiny, equal], ids=lambda kind: kind.__name__)
+def test_rows_of_one_kind(name, kind, dtype, rng):
     for n in LENGTHS:
-        rows = max(rows_for(n), 2 * len(HEIGHTS))
-        above, below = np.resize(HEIGHTS, (rows, 2)).T
-        x = rng.normal(0, 1, (rows, n))
-        x[:, n // 2] = above + rng.normal(0, 3, rows)
-        check(name, (x - below[:, None]).astype(dtype), f"{n}")
-
-
-@names
-def test_two_values(name, dtype, rng):
-    """Equal terms are all rounded the same way, so that their errors add up."""
-    for n in LENGTHS:
-        x = np.broadcast_to(-rng.uniform(0, 100, (rows_for(n), 1)), (rows_for(n), n)).copy()
-        x[:, -1] = rng.uniform(0, 20, len(x))
-        check(name, x.astype(dtype), f"{n}")
-
-
-@names
-def test_tiny_beside_large(name, dtype, rng):
-    for n in LENGTHS:
-        x = rng.normal(0, 1e-3, (rows_for(n), n)) * np.exp2(rng.integers(-100, 0, (rows_for(n), n)))
-        check(name, x.astype(dtype), f"{n}, tiny")
-        x[:, 0] = rng.uniform(1, 90, len(x))
-        check(name, x.astype(dtype), f"{n}, tiny beside large")
-        x[:, 0] = -x[:, 0]
-        check(name, x.astype(dtype), f"{n}, tiny beside one far below")
-
-
-@names
-def test_equal_entries(name, dtype, rng):
-    for n in LENGTHS:
-        x = np.broadcast_to(rng.normal(0, 100, (rows_for(n), 1)), (rows_for(n), n)).astype(dtype)
-        check(name, x, f"{n}, all equal")
+        for number, x in enumerate(kind(rng, n)):
+            check(name, x.astype(dtype), f"{n}, {number}")
 
 
 @names

@@ -99,6 +99,13 @@ def call(op, arguments, **more):
     return several(getattr(opgrad, op.name)(**arguments, **more))
 
 
+def fails(error, message, function, *args, **kwargs):
+    """The call raises exactly this message."""
+    with pytest.raises(error) as caught:
+        function(*args, **kwargs)
+    assert str(caught.value) == message
+
+
 def several(results):
     return results if isinstance(results, tuple) else (results,)
 
