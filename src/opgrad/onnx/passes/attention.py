@@ -138,25 +138,25 @@ class _Trial(Graph):
             self.named[size] = SIZES[len(self.named)] + self.more
         return self.named.get(size)
 
-    def beyond(self, shape: Sequence[int]) -> "_Trial | None":
+    def beyond(self, first: "_Trial", shape: Sequence[int]) -> "_Trial | None":
         """A trial with sizes at which all constants of a mask show; None if those of this one are such.
 
-        A window of 512 keys hides none of 15, and of a stored table a trial reads what its sizes reach. shape: of the
-        mask.
+        A window of 512 keys hides none of 15, and of a stored table a trial reads what its sizes reach. first: another
+        trial, in which constants are the same. shape: of the mask.
         """
-        numbers, axes = [0], [size for size in shape[-2:] if size != 1]
+        least, axes = 0, [size for size in shape[-2:] if size != 1]
         for name, value in self._folded.items():
-            if value is not None and value.size == 1:
-                is_place = value.dtype.kind in "iu" or any(
-                    each.op_type in NUMBERS for each in self.readers.get(name, ())
-                )
-                number = abs(value.item()) if is_place else 0
-                numbers.append(int(number) + 2 if number < FARTHEST else 0)
-            elif value is not None and (name in self.initializers or self.maker(name, "Constant") is not None):
-                numbers.append(max(value.shape, default=0) - max(axes[-1] - axes[0] if axes else 0, 0))
-        if max(numbers) <= min(axes, default=max(numbers)):
+            if value is None or not np.array_equal(value, first._folded.get(name)):
+                continue
+            if value.size == 1:
+                reads = {node.op_type for node in self.readers.get(name, ())}
+                number = abs(value.item()) if value.dtype.kind in "iu" or not reads.isdisjoint(NUMBERS) else 0
+                least = max(least, int(number) + 2 if number < FARTHEST else 0)
+            elif value.size and axes:
+                least = max(least, max(value.shape) - max(axes[-1] - axes[0], 0))
+        if not axes or least <= min(axes):
             return None
-        return _Trial(self, 0, {name: max(numbers) for name, size in self.named.items() if size in axes})
+        return _Trial(self, 0, dict.fromkeys([each for each in self.named if self.named[each] in axes], least))
 
 
 def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
@@ -185,7 +185,9 @@ def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
                 found &= {each for each, causal in every.items() if (seen.reshape(queries, keys) == causal).all()}
             if not found or not trial.named:
                 break
-            if len(trials) == len(TRIALS) and trial is trials[-1] and (last := trial.beyond(mask.shape)) is not None:
+            if trial is trials[-1] and (last := trial.beyond(trials[0], mask.shape)) is not None:
+                if len(trials) > len(TRIALS):
+                    return None  # its axes do not grow with the sizes, or not as far
                 trials.append(last)
     except RecursionError:
         return None
