@@ -151,6 +151,11 @@ def test_scores_are_the_last_tensor_before_the_label_comes_in():
     )
     assert find_scores(Graph(model), ["x", "target"], "target") == "p"
     assert find_scores(Graph(build("g (float x, float t) => (float l) { l = Sub(x, t) }")), ["x", "t"], "t") is None
+    model = build(
+        "g (float[n, 3] x, float t, float[3] w) => (float l) { y, m = LayerNormalization(x, w)  l = Clip(y, , t) }"
+    )
+    model.graph.node[0].output[1] = ""  # which no node reads, though Clip has an input of that name
+    assert find_scores(Graph(model), ["x", "t"], "t") == "y"
 
 
 @pytest.fixture(scope="module")

@@ -314,7 +314,7 @@ def find_scores(forward: Graph, inputs: Sequence[str], label: str) -> str | None
     inputs: those that hold data, or the label. Returns None if there is no such tensor.
     """
     graph = forward.graph
-    position: dict[str, int] = {output: index for index, node in enumerate(graph.node) for output in node.output}
+    position = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     data = set(inputs) - {label}
     behind_data, behind_label = _behind(graph, data), _behind(graph, {label})
     floats = {name for name in position if forward.element_type(name) in (None, *FLOATS)}
@@ -336,7 +336,7 @@ def _behind(graph: onnx.GraphProto, names: Collection[str]) -> set[str]:
     found = set(names)
     for node in graph.node:
         if found.intersection(captured(node)):
-            found.update(node.output)
+            found.update(filter(None, node.output))
     return found
 
 
