@@ -216,11 +216,7 @@ def test_examples_are_taken_along_their_axis(tmp_path):
     [
         ([("batch", 6), ("batch",)], [(4, 6), (8,)], "x1 has 8 rows, expected 4"),
         ([("batch", 6), ("tokens",)], [(4, 6), (9,)], "x1 has 9 rows, expected 4"),
-        (
-            [(6, "batch"), ("tokens",)],
-            [(6, 4), (24,)],
-            "x1 has 24 rows and the examples lie along axis 1 of x0, expected 4",
-        ),
+        ([(6, "batch"), ("tokens",)], [(6, 4), (24,)], "x1 has 24 rows and the examples lie along axis 1 of x0, expe"),
     ],
 )
 def test_arrays_with_other_numbers_of_rows(tmp_path, shapes, sizes, message):

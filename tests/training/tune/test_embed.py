@@ -140,11 +140,7 @@ def fused(file, written):
     assert "FusedMatMul" in {node.op_type for node in onnx.load(written).graph.node}
 
 
-MAKERS = {
-    "int8": quantize_dynamic,
-    "qdq": lambda file, written: quantize_static(file, written, Calibration()),
-    "fused": fused,
-}
+MAKERS = {"int8": quantize_dynamic, "qdq": lambda file, to: quantize_static(file, to, Calibration()), "fused": fused}
 
 
 @pytest.mark.parametrize("kind", ["lora", "weights", "chunks", *MAKERS])

@@ -163,6 +163,13 @@ def test_weights_are_trained_themselves(tmp_path, model, data):
     assert again.write("hello", max_new_tokens=4) == tuner.write("hello", max_new_tokens=4)
 
 
+def test_gradients_are_clipped(tmp_path, model, data):
+    """To less than the epsilon of AdamW, so that a step changes nearly nothing."""
+    tuner = Tuner(model)
+    tuner.fit(data, tmp_path, epochs=1, learning_rate=1e-2, clip_norm=1e-12)
+    assert 0 < max(np.abs(array).max() for name, array in tuner.values.items() if "lora_B" in name) < 1e-4
+
+
 def test_gradients_are_weighted_by_tokens(tmp_path, model, data):
     """Two batches accumulated give the gradient of the mean over all of their tokens."""
     one, two = Tuner(model), Tuner(model)

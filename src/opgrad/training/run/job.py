@@ -144,8 +144,6 @@ def train(
     processes = processes or OneProcess()
     with processes.failing_together():
         check_device(device, processes)
-        if recipe.clip_norm is not None:
-            artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
         rows, origin = artifacts.batch_rows, str(file or recipe.dataset)
         if rows is not None and recipe.batch_size != rows:
             axes = [f"axis {each.axis} of {each.name!r}" for each in artifacts.inputs if each.axis is not None]
@@ -160,6 +158,7 @@ def train(
         validation = None if validation is None else validation.whole(rows)
         kind, given = partial(Trainer, device=device), (artifacts, recipe, training, fingerprint(training))
         trainer, state = begin(*given, resumption, processes, kind=kind)
+        artifacts = trainer.artifacts
         if state.initial_loss is None:
             first = np.arange(rows or min(BATCH_ROWS, training.rows))
             state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
@@ -231,6 +230,8 @@ def begin(
 
     data: the fingerprint of the training rows. patterns: see `session_options`. kind: makes a trainer.
     """
+    if recipe.clip_norm is not None:
+        artifacts = replace(artifacts, rule=replace(artifacts.rule, max_norm=recipe.clip_norm))
 
     def make(threads: int) -> Trainer:
         options = session_options(threads, patterns)
