@@ -79,21 +79,18 @@ def test_what_is_made_is_the_callers_alone(tmp_path):
     assert modes == {"one": 0o700, "two": 0o700, "environment": 0o700, "name.o": 0o600}
 
 
+@pytest.mark.parametrize("mode", [None, 0o770, 0o707], ids=["of others", "writable to a group", "writable to all"])
 @pytest.mark.parametrize("place", ["", "..", "../.."], ids=["folder", "parent", "grandparent"])
-def test_folders_of_others_are_refused(tmp_path, give_away, place):
+def test_folders_that_are_not_the_callers_alone_are_refused(tmp_path, give_away, place, mode):
     cache = ObjectCache("environment", str(tmp_path / "shared" / "cache"))
     cache.write("name", CODE)
-    give_away(os.path.normpath(os.path.join(cache.folder, place)))
-    assert refused(cache, rf"belongs to user \d+, expected .*root.*{'OPGRAD_CACHE_DIR'}")
-
-
-@pytest.mark.parametrize("mode", [0o770, 0o707])
-@pytest.mark.parametrize("place", ["", "..", "../.."], ids=["folder", "parent", "grandparent"])
-def test_folders_that_others_can_write_to_are_refused(tmp_path, place, mode):
-    cache = ObjectCache("environment", str(tmp_path / "shared" / "cache"))
-    cache.write("name", CODE)
-    os.chmod(os.path.normpath(os.path.join(cache.folder, place)), mode)
-    assert refused(cache, "others can write to .* chmod go-w .*OPGRAD_CACHE_DIR")
+    path = os.path.normpath(os.path.join(cache.folder, place))
+    if mode is None:
+        give_away(path)
+        assert refused(cache, r"belongs to user \d+, expected .*root.*OPGRAD_CACHE_DIR")
+    else:
+        os.chmod(path, mode)
+        assert refused(cache, "others can write to .* chmod go-w .*OPGRAD_CACHE_DIR")
 
 
 def test_a_sticky_bit_protects_what_is_in_a_shared_folder(cache, tmp_path):
@@ -103,16 +100,15 @@ def test_a_sticky_bit_protects_what_is_in_a_shared_folder(cache, tmp_path):
     assert refused(cache, "others can write")
 
 
-def test_files_of_others_are_refused(cache, give_away):
-    give_away(os.path.join(cache.folder, "name.o"))
-    with pytest.warns(RuntimeWarning, match="belongs to user"):
-        assert cache.read("name") is None
-
-
-def test_files_that_others_can_write_to_are_refused(cache):
-    os.chmod(os.path.join(cache.folder, "name.o"), 0o622)
+def test_files_that_are_not_the_callers_alone_are_refused(cache, give_away):
+    path = os.path.join(cache.folder, "name.o")
+    os.chmod(path, 0o622)
     with pytest.warns(RuntimeWarning, match=r"others can write to .*name\.o"):
         assert cache.read("name") is None
+    os.chmod(path, 0o600)
+    give_away(path)
+    with pytest.warns(RuntimeWarning, match="belongs to user"):
+        assert ObjectCache("environment", os.path.dirname(cache.folder)).read("name") is None
 
 
 def test_links_are_followed_if_they_are_the_callers(cache, tmp_path, give_away):
@@ -235,31 +231,19 @@ def test_entries_are_bound_to_their_environment(cache, tmp_path):
     assert ObjectCache("another", str(tmp_path / "cache")).read("name") is None
 
 
-def pipe(path):
-    os.mkfifo(path, 0o600)
-
-
-def endless(path):
-    os.symlink("/dev/zero", path)
-
-
 def too_large(path):
     path.write_bytes(b"")
     os.truncate(path, MOST_BYTES + 1)
 
 
-def folder(path):
-    path.mkdir()
-
-
-@pytest.mark.parametrize("make", [pipe, endless, too_large, folder])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), too_large, os.mkdir])
 def test_only_regular_files_of_a_sane_size_are_read(cache, make):
     path = Path(cache.folder) / "name.o"
     path.unlink()
     make(path)
     assert cache.read("name") is None
     cache.write("name", CODE)
-    assert cache.read("name") == (None if make is folder else CODE)
+    assert cache.read("name") == (None if make is os.mkdir else CODE)
     assert os.listdir(cache.folder) == ["name.o"]
 
 
@@ -277,10 +261,9 @@ def test_an_interrupted_write_leaves_nothing_behind(cache, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            cache.write("other", CODE)
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.write("other", CODE)
     assert os.listdir(cache.folder) == ["name.o"]
 
 

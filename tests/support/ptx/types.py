@@ -63,9 +63,7 @@ def named(name):
     return Type(kind, bits, bool(packed)) if bits in known[kind] and (packed or name != "bf32") else None
 
 
-B16, B32, B64, U32, S32, U64, PRED = (
-    Type("b", 16), Type("b", 32), Type("b", 64), Type("u", 32), Type("s", 32), Type("u", 64), Type("pred", 1)
-)  # fmt: skip
+B32, U32, S32, U64, PRED = Type("b", 32), Type("u", 32), Type("s", 32), Type("u", 64), Type("pred", 1)
 
 
 def resized(raw, have, want):

@@ -19,11 +19,7 @@ SUCCESS, INVALID_VALUE, NOT_SUPPORTED, LAUNCH_FAILED = 0, 1, 801, 719
 MESSAGE = 900  # characters: Triton copies them into an array of 1024
 STATIC_SHARED = 48 << 10  # bytes of shared memory of a launch, if more was not allowed before
 
-# CUdevice_attribute and CUfunction_attribute, by their numbers in cuda.h
-ATTRIBUTES = {
-    10: "warp_size", 12: "registers", 13: "clock", 16: "multiprocessors", 36: "memory_clock", 37: "bus_width",
-    75: "major", 76: "minor", 81: "shared_of_multiprocessor", 97: "shared_memory",
-}  # fmt: skip
+# CUfunction_attribute, by their numbers in cuda.h
 MAX_THREADS, SHARED_BYTES, LOCAL_BYTES, REGISTERS, DYNAMIC_SHARED, NON_PORTABLE = 0, 1, 3, 4, 8, 14
 ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -136,16 +132,17 @@ class Device:
         return SUCCESS if given.number(1) == 0 else INVALID_VALUE
 
     def cuDeviceGetAttribute(self, given):
+        """By the numbers of CUdevice_attribute in cuda.h."""
         multiprocessors, shared = DEVICES[self.architecture]
+        warp, registers, clock, memory_clock, bus_width = 32, 65536, 1_700_000, 2_600_000, 5120
+        major, minor = divmod(self.architecture, 10)
         known = {
-            "warp_size": 32, "registers": 65536, "clock": 1_700_000, "multiprocessors": multiprocessors,
-            "memory_clock": 2_600_000, "bus_width": 5120, "major": self.architecture // 10,
-            "minor": self.architecture % 10, "shared_of_multiprocessor": shared + 1024, "shared_memory": shared,
+            10: warp, 12: registers, 13: clock, 16: multiprocessors, 36: memory_clock, 37: bus_width, 75: major,
+            76: minor, 81: shared + 1024, 97: shared,
         }  # fmt: skip
-        name = ATTRIBUTES.get(given.number(1))
-        if name is None:
+        if given.number(1) not in known:
             return INVALID_VALUE
-        given.result(0, ctypes.c_int, known[name])
+        given.result(0, ctypes.c_int, known[given.number(1)])
         return SUCCESS
 
     def cuCtxGetCurrent(self, given):
