@@ -146,7 +146,8 @@ class _Trial(Graph):
         """
         least, axes = 0, [size for size in shape[-2:] if size != 1]
         for name, value in self._folded.items():
-            if value is None or not np.array_equal(value, first._folded.get(name)):
+            other = first._folded.get(name)
+            if value is None or other is None or not np.array_equal(value, other):
                 continue
             if value.size == 1:
                 reads = {node.op_type for node in self.readers.get(name, ())}
