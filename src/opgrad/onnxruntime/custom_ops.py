@@ -20,7 +20,7 @@ DOMAINS: tuple[tuple[bytes, str | None], ...] = ((b"com.microsoft", None), (b"",
 PROVIDERS = tuple(ctypes.create_string_buffer(f"{name}ExecutionProvider".encode()) for name in ("CPU", "CUDA"))
 SIZE = ctypes.c_size_t
 
-_overloads: dict[int, Overload] = {}  # by the address of their structure
+overload_at: dict[int, Overload] = {}  # by the address of their structure
 _names: dict[str, Any] = {}
 _kept: list[Any] = forever([PROVIDERS, _names])  # objects whose addresses onnxruntime holds
 
@@ -52,7 +52,7 @@ def _structures(origin: str | None, functions: Callable[[], dict[str, int]], cud
         name = _names.setdefault(overload.onnx.name, ctypes.create_string_buffer(overload.onnx.name.encode()))
         provider = ctypes.addressof(PROVIDERS[overload.on_device])
         structure, words = described(members, overload, ctypes.addressof(name), provider)
-        _overloads[ctypes.addressof(structure)] = overload
+        overload_at[ctypes.addressof(structure)] = overload
         _kept.append(words)
         structures.append(structure)
     _kept.append(structures)
@@ -63,11 +63,6 @@ def keep(function: Any) -> int:
     """The address of a function made by `callback`, which is kept alive."""
     _kept.append(function)
     return address_of(function)
-
-
-def overload_at(op: int) -> Overload:
-    """The overload whose structure is at this address."""
-    return _overloads[op]
 
 
 @functools.cache
@@ -97,7 +92,7 @@ def _create_kernel(op: int, api_address: int, info: int, kernel: int) -> int:
     """CreateKernelV2: make the node for `compute`; returns a status."""
     api = Api(api_address)
     try:
-        overload = _overloads[op]
+        overload = overload_at[op]
         attributes, inputs, outputs = read_attributes(api, info, overload)
         memory = 0, 0  # the allocator of the device on which the node runs, and what describes its memory
         if overload.on_device:

@@ -5,7 +5,6 @@ from functools import cache
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper
 
 from opgrad.onnx.graph.byte_products import inexact, with_unsigned
 
@@ -13,14 +12,10 @@ from opgrad.onnx.graph.byte_products import inexact, with_unsigned
 @cache
 def saturates() -> bool:
     """Whether products saturate on this processor: one is tried."""
-    a, b = (
-        helper.make_tensor_value_info(*each)
-        for each in (("a", TensorProto.UINT8, [1, 8]), ("b", TensorProto.INT8, [8, 1]))
-    )
-    y = helper.make_tensor_value_info("y", TensorProto.INT32, [1, 1])
-    graph = helper.make_graph([helper.make_node("MatMulInteger", ["a", "b"], ["y"])], "tried", [a, b], [y])
-    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    text = """<ir_version: 8, opset_import: ["": 13]>
+        tried (uint8[1, 8] a, int8[8, 1] b) => (int32[1, 1] y) { y = MatMulInteger (a, b) }"""
+    model = onnx.parser.parse_model(text).SerializeToString()
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     feeds = {"a": np.full((1, 8), 255, np.uint8), "b": np.full((8, 1), 127, np.int8)}
     return int(session.run(None, feeds)[0].item()) != 8 * 255 * 127
 

@@ -132,7 +132,7 @@ def _create(op: int, api_address: int, info: int, kernel: int) -> int:
     """CreateKernelV2: record a node that never runs; returns a status."""
     api = Api(api_address)
     try:
-        overload = custom_ops.overload_at(op)
+        overload = custom_ops.overload_at[op]
         node = RuntimeNode(api, overload, *read_attributes(api, info, overload), NO_NATIVES)
         ctypes.c_size_t.from_address(kernel).value = node.address
         words = [_words(api, info, i, port) for i, port in enumerate(node.inputs)]
@@ -171,7 +171,7 @@ def _constant(api: Api, info: int, i: int, port: Port) -> list[int] | None:
 def _infer(api: Api, op: int, context: int) -> int:
     """InferOutputShapeFn: set the shapes of a node's outputs as far as they are known; returns the status 0."""
     with suppress(Exception):  # a shape that cannot be computed stays open
-        overload = custom_ops.overload_at(op)
+        overload = custom_ops.overload_at[op]
         count, shapes = api.word(abi.SHAPE_CONTEXT_GET_INPUT_COUNT, context), dict[str, tuple[int, ...]]()
         for i, port in enumerate(overload.inputs[:count]):
             shapes[port.parameter] = shape_of(api, api.word(abi.SHAPE_CONTEXT_GET_INPUT, context, i))

@@ -175,20 +175,13 @@ def max_pool_grad(call: Call, dy: Value, indices: Value) -> Value:
     given = call.input(2)
     if call.get("storage_order", 0):
         raise NoForm("storage_order is 1, for which the indices count in another order than the elements lie")
-    body = call.body
-    shape = given or (call.forward.shape() if call.forward is not None else body.ints(_known(call)))
+    body, sizes = call.body, known(call.output_shapes[0])
+    if given is None and call.forward is None and sizes is None:
+        raise NoForm("the graph tells neither the shape of its output nor the forward node")
+    shape = given or (call.forward.shape() if call.forward is not None else body.ints(sizes or []))
     zeros = body.full(shape.product(), 0, dy)
     flat = indices.reshape([-1]), dy.reshape([-1])
     return body.node("ScatterElements", zeros, *flat, axis=0, reduction="add").in_shape(shape)
-
-
-def _known(call: Call) -> list[int]:
-    """The shape of dX, all of it."""
-    sizes = call.output_shapes[0]
-    known = [each for each in sizes or () if each is not None]
-    if sizes is None or len(known) < len(sizes):
-        raise NoForm("the graph tells neither the shape of its output nor the forward node")
-    return known
 
 
 @lowers("AveragePoolGrad", domain="")
