@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
-from callers import call_at_once, functions_met, is_native
+from callers import call_at_once, check_nothing_is_kept, functions_met, is_native
 from planned import softmax_plan
 from samples import bits, call, packed, sample
 from subprocesses import run_python
@@ -173,17 +173,11 @@ def test_nothing_is_lost_or_kept():
     """A million calls: counts of references, objects and memory stay."""
     out, dtype = np.empty_like(X), X.dtype
     alpha = 0.1 + float(X[0, 0])
-    watched = [X, out, dtype, alpha, opgrad.leaky_relu, None, np.ndarray, (X, out)]
-    for _ in range(3):
-        opgrad.leaky_relu(X, alpha, out=out), opgrad.leaky_relu(X, alpha)
-    gc.collect()
-    before, blocks = [sys.getrefcount(each) for each in watched[:5]], sys.getallocatedblocks()
-    for _ in range(500_000):
-        opgrad.leaky_relu(X, alpha, out=out)
-        opgrad.leaky_relu(X, alpha)
-    gc.collect()
-    assert [sys.getrefcount(each) for each in watched[:5]] == before
-    assert sys.getallocatedblocks() - blocks < 10_000  # other tests' threads take and return some; a leak, a million
+    check_nothing_is_kept(
+        [X, out, dtype, alpha, opgrad.leaky_relu],
+        (lambda: opgrad.leaky_relu(X, alpha, out=out), 500_000),
+        (lambda: opgrad.leaky_relu(X, alpha), 500_000),
+    )
     results = opgrad.softmax_cross_entropy_loss(np.zeros((4, 10), np.float32), np.array([0, 1, 2, 3]))
     for _ in range(3):
         results = opgrad.softmax_cross_entropy_loss(np.zeros((4, 10), np.float32), np.array([0, 1, 2, 3]))
@@ -443,13 +437,7 @@ def test_no_attribute_is_lost_or_kept():
     where, out = ROW > 1.5, np.empty(SCORES.shape, np.float16)
     given = {"post_ops": several, "dropout": dropout, "where": where, "out": out}
     watched = [SCORES, ROW, where, several, *several, dropout, dropout.seed, several[0].alpha, several[1].operands]
-    for _ in range(3):
-        opgrad.softmax(SCORES, **given)
-    gc.collect()
-    before = [sys.getrefcount(each) for each in watched]
-    for _ in range(10_000):
-        opgrad.softmax(SCORES, **given)
-    assert [sys.getrefcount(each) for each in watched] == before
+    check_nothing_is_kept(watched, (lambda: opgrad.softmax(SCORES, **given), 10_000))
 
 
 # --- lists of arrays -------------------------------------------------------------------------------------------------

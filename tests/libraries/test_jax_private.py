@@ -1,27 +1,20 @@
 """Without any one of the names that JAX does not document, opgrad.jax is imported and plain calls work."""
 
 import ast
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from lacking import SOURCE, looked_for, nodes, run_without
 
 jax = pytest.importorskip("jax")
 
-import opgrad  # noqa: E402
 from opgrad.call.libraries import jax_private  # noqa: E402
 
-SOURCE = Path(opgrad.__file__).parent
-PATHS = sorted(
-    node.args[0].value
-    for node in ast.walk(ast.parse(Path(jax_private.__file__).read_text()))
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "_found"
-)
+PATHS = looked_for(jax_private)
 
 # JAX's own code needs some of the names when it is called, so they are back by then: what opgrad found stays.
 CHILD = """
-import os, sys, warnings
+import warnings
 import jax, jax.numpy as jnp, numpy as np, opgrad  # once, for all children
 
 def child(path):
@@ -44,26 +37,14 @@ def child(path):
     found = jax.jit(opgrad.jax.cross_entropy)(x, labels)
     np.testing.assert_allclose(found, -np.log(y[labels, labels]).mean(), rtol=1e-5)
 
-for path in sys.argv[1].split():
-    pid = os.fork()
-    if not pid:
-        try:
-            child(path)
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(pid, 0)[1]:
-        sys.exit(f"without {path}")
+fork_for(sys.argv[1].split(), child)
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_without_one_of_them():
     assert len(PATHS) > 5
-    done = subprocess.run([sys.executable, "-c", CHILD, " ".join(PATHS)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_without(CHILD, PATHS)
 
 
 def test_this_release_has_them_all():
@@ -74,9 +55,8 @@ def test_this_release_has_them_all():
 
 
 def test_they_stand_in_one_file():
-    for path in sorted([*(SOURCE / "jax").rglob("*.py"), *(SOURCE / "call" / "libraries").glob("jax_arrays.py")]):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute):
-                text = ast.unparse(node)
-                assert not text.startswith(("jax.core", "jax._src", "jax.interpreters", "_jax.core")), (path, text)
-                assert node.attr not in ("committed", "canonicalize_dtype", "vma"), (path, text)
+    for name, node in nodes(*(SOURCE / "jax").rglob("*.py"), SOURCE / "call" / "libraries" / "jax_arrays.py"):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            assert not text.startswith(("jax.core", "jax._src", "jax.interpreters", "_jax.core")), (name, text)
+            assert node.attr not in ("committed", "canonicalize_dtype", "vma"), (name, text)

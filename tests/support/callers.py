@@ -1,5 +1,6 @@
 """Python threads that call at once, and what Python a call meets."""
 
+import gc
 import sys
 import threading
 from pathlib import Path
@@ -46,3 +47,17 @@ def functions_met(function, *args, **kwargs):
 def is_native(function, *args, **kwargs):
     """Whether a call, which has been made before, meets none but what takes large results from the pool."""
     return set(functions_met(function, *args, **kwargs)) <= {"_maker.<locals>.make"}
+
+
+def check_nothing_is_kept(watched, *repeated):
+    """Some function, so many times: counts of references stay, and so does how much memory there is."""
+    for function, _ in repeated * 3:
+        function()
+    gc.collect()
+    before, blocks = [sys.getrefcount(each) for each in watched], sys.getallocatedblocks()
+    for function, times in repeated:
+        for _ in range(times):
+            function()
+    gc.collect()
+    assert [sys.getrefcount(each) for each in watched] == before
+    assert sys.getallocatedblocks() - blocks < 10_000  # other tests' threads take and return some; a leak, far more

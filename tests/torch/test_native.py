@@ -1,6 +1,5 @@
 """Calls on tensors that never meet Python, and all that they must not pass by."""
 
-import gc
 import sys
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
-from callers import functions_met, is_native  # noqa: E402
+from callers import check_nothing_is_kept, functions_met, is_native  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -204,18 +203,11 @@ def test_effects_and_errors_are_as_ever():
 
 def test_nothing_is_lost_or_kept():
     x = X.clone().requires_grad_()
-    for _ in range(3):
-        opgrad.torch.softmax(X, -1), opgrad.torch.softmax(x, -1)
-    gc.collect()
-    watched = [X, x, opgrad.torch.softmax, None]
-    before, blocks = [sys.getrefcount(each) for each in watched[:3]], sys.getallocatedblocks()
-    for _ in range(200_000):
-        opgrad.torch.softmax(X, -1)
-    for _ in range(20_000):
-        opgrad.torch.softmax(x, -1)
-    gc.collect()
-    assert [sys.getrefcount(each) for each in watched[:3]] == before
-    assert sys.getallocatedblocks() - blocks < 10_000  # other tests' threads take and return some; a leak, far more
+    check_nothing_is_kept(
+        [X, x, opgrad.torch.softmax],
+        (lambda: opgrad.torch.softmax(X, -1), 200_000),
+        (lambda: opgrad.torch.softmax(x, -1), 20_000),
+    )
     y = opgrad.torch.softmax(X, -1)
     assert sys.getrefcount(y) == 2
 

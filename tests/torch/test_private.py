@@ -2,25 +2,17 @@
 
 import ast
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from lacking import SOURCE, looked_for, nodes, run_without
 
 torch = pytest.importorskip("torch")
 
-import opgrad  # noqa: E402
 from opgrad.call.libraries import torch_private  # noqa: E402
 
-SOURCE = Path(opgrad.__file__).parent
-PATHS = sorted(
-    node.args[0].value
-    for node in ast.walk(ast.parse(Path(torch_private.__file__).read_text()))
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "_found"
-)
 # PyTorch itself registers no operator without these.
-PATHS = [path for path in PATHS if path not in ("torch:_C.TensorType", "torch:_C.OptionalType")]
+PATHS = [path for path in looked_for(torch_private) if path not in ("torch:_C.TensorType", "torch:_C.OptionalType")]
 # What native code looks for, and PyTorch's own code does not need.
 NATIVE = (
     "torch:_C._dispatch_keys",
@@ -35,7 +27,7 @@ HEAVY = ("torch.onnx", "torch.distributed.tensor", "onnxscript", "opgrad.torch.e
 # A child is a second: each lacks several names that have nothing to do with each other, since neighbours are apart.
 CHILD = """
 GROUPS = 5
-import importlib, os, sys, warnings
+import importlib, warnings
 import torch, torch.utils._python_dispatch, torch._functorch.pyfunctorch, torch.autograd.forward_ad
 import torch.func, opgrad, opgrad.cpu.plans  # once, for all children
 
@@ -93,31 +85,14 @@ def child(paths):
     calls()
 
 every = list(dict.fromkeys(known + native))
-for group in (every[first::GROUPS] for first in range(GROUPS)):
-    pid = os.fork()
-    if not pid:
-        try:
-            child(group)
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(pid, 0)[1]:
-        sys.exit(f"without {', '.join(group)}")
+fork_for([every[first::GROUPS] for first in range(GROUPS)], child)
 """
 
 
 @pytest.mark.skipif(not hasattr(sys, "getrefcount") or sys.platform == "win32", reason="forks")
 def test_without_some_of_them_and_what_is_not_loaded():
     assert len(PATHS) > 12
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, *map(" ".join, (PATHS, NATIVE, HEAVY))],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    run_without(CHILD, PATHS, NATIVE, HEAVY)
 
 
 def test_this_release_has_them_all():
@@ -152,16 +127,13 @@ def test_an_unknown_key_of_the_dispatcher_costs_transformations_alone(monkeypatc
 
 
 def test_they_stand_in_one_file():
-    for path in sorted([*(SOURCE / "torch").rglob("*.py"), *(SOURCE / "call" / "libraries").glob("torch*.py")]):
-        name = path.relative_to(SOURCE).as_posix()
+    for name, node in nodes(*(SOURCE / "torch").rglob("*.py"), *(SOURCE / "call" / "libraries").glob("torch*.py")):
         if name == "call/libraries/torch_private.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute):
-                text = ast.unparse(node)
-                private = re.match(r"(torch|forward_ad|DTensor)\._[^_]", text)
-                assert not private, f"{name}: {text}"
-            if isinstance(node, ast.ImportFrom):
-                parts = (node.module or "").split(".")
-                private = parts[0] == "torch" and any(part.startswith("_") for part in parts)
-                assert not private, f"{name}: {node.module}"
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            assert not re.match(r"(torch|forward_ad|DTensor)\._[^_]", text), f"{name}: {text}"
+        if isinstance(node, ast.ImportFrom):
+            parts = (node.module or "").split(".")
+            private = parts[0] == "torch" and any(part.startswith("_") for part in parts)
+            assert not private, f"{name}: {node.module}"
