@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from artifact_sets import EXAMPLES
-from command import cli
+from command import succeeds
 
 from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.files.dataset import load_named
@@ -30,8 +30,7 @@ def test_an_exported_model_learns(name, tmp_path, monkeypatch):
     command = [word for option, value in made.items() if value for word in (option, value)]
     with monkeypatch.context() as without_torch:
         without_torch.setitem(sys.modules, "torch", None)  # so that to import it fails
-        status, text = cli("artifacts", model, *command, "-o", tmp_path)
-    assert status == 0, text
+        succeeds("artifacts", model, *command, "-o", tmp_path)
     artifacts, recipe = ArtifactSet.load(tmp_path), Recipe.load(EXAMPLES / name)
     data = load_named("digits", artifacts.inputs, recipe.divide).take(np.arange(400))
     trainer = Trainer(artifacts, recipe.learning_rate)

@@ -5,7 +5,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from command import cli
+from command import succeeds
 from halved_models import KINDS, halved
 from onnx import TensorProto, numpy_helper
 from small_models import build, images, normal
@@ -256,9 +256,7 @@ def test_a_run_that_goes_on_is_exact(kind, options, tmp_path):
     def run(output, epochs, *more):
         words = ["train", tmp_path / "model.onnx", "--data", tmp_path / "data.npz", "--loss", "cross-entropy"]
         words += ["--batch-size", 4, "--epochs", epochs, "--output", tmp_path / output, *more]
-        status, text = cli(*words)
-        assert status == 0, text
-        return text
+        return succeeds(*words)
 
     text = run("whole", 2, *options, "--export", tmp_path / "export.onnx")
     assert ("none skipped" in text) == bool(options)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from command import cli
+from command import cli, succeeds
 from onnx import helper, numpy_helper
 from small_models import build, normal, perceptron
 
@@ -267,8 +267,7 @@ def test_commands_say_that_maps_are_cut_off(command, tmp_path):
         "train": ["--loss", "cross-entropy", "--loss-input", "scores", "--epochs", "1", "--data",
                   tmp_path / "data.npz", "--output", tmp_path / "out", "--export", tmp_path / "all.onnx"],
     }  # fmt: skip
-    status, text = cli(command, tmp_path / "model.onnx", *options[command])
-    assert status == 0, text
+    text = succeeds(command, tmp_path / "model.onnx", *options[command])
     assert CUT in " ".join(text.split())
     if command == "train":
         assert json.loads((tmp_path / "out" / "metrics.json").read_text())["exported_accuracy"] is not None

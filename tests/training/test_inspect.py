@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from artifact_sets import EXAMPLES
-from command import cli
+from command import cli, fails
 from onnx import TensorProto, helper
 
 from opgrad.cli.inspection import inspect
@@ -121,9 +121,7 @@ def test_lower_lists_what_it_can_and_refuses_what_it_cannot(tmp_path):
     assert cli("lower")[0] == 2
     model = onnx.parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = com.microsoft.YieldOp(x) }}")
     onnx.save(model, tmp_path / "model.onnx")
-    status, text = cli("lower", tmp_path / "model.onnx", "-o", tmp_path / "plain.onnx")
-    assert (status, text.count("\n")) == (1, 1)
-    assert "YieldOp" in text
+    assert "YieldOp" in fails("lower", tmp_path / "model.onnx", "-o", tmp_path / "plain.onnx")
     assert not (tmp_path / "plain.onnx").exists()
 
 
@@ -194,8 +192,7 @@ def test_one_model_with_initializers(tmp_path):
 def test_what_is_no_model_is_told_in_one_line(tmp_path, name, content, message):
     if name:
         (tmp_path / name).write_bytes(content)
-    status, text = cli("inspect", tmp_path / name)
-    assert (status, text.count("\n")) == (1, 1)
+    text = fails("inspect", tmp_path / name)
     assert message in text
 
 
@@ -226,9 +223,7 @@ def test_what_cannot_be_lowered_to_a_file_is_told_in_one_line(tmp_path):
         (tmp_path / "model.onnx", tmp_path / "plain.onnx", "is no ONNX model, or damaged"),
         (whole, tmp_path / "model.onnx" / "plain.onnx", "is a file, expected a folder for what is written"),
     ):
-        status, text = cli("lower", source, "-o", target)
-        assert (status, text.count("\n")) == (1, 1)
-        assert message in text
+        assert message in fails("lower", source, "-o", target)
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 

@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 from artifact_sets import EXAMPLES, write_linear_set
-from command import cli
+from command import cli, succeeds
 from portable_steps import FOLDERS, MODELS, RULES, Reference, batches, client
 from small_models import build, normal
 
@@ -127,8 +127,7 @@ def test_the_client_needs_no_opgrad_and_the_command_no_python(tmp_path):
     """`opgrad step`, examples/python in a process that cannot import opgrad, `opgrad train --resume`."""
     words = ["--flat", "--eval", "--infer", "--optimizer", "adamw", "--betas", "0.9,0.999", "--eps", "1e-6"]
     words += ["--adam-mode", 1, "--weight-decay", 0, "--output-name", "accuracy", "-o", tmp_path / "step.onnx"]
-    status, text = cli("step", EXAMPLES / "digits", *words)
-    assert status == 0, text
+    succeeds("step", EXAMPLES / "digits", *words)
     assert {path.name for path in tmp_path.iterdir()} >= {"step.eval.onnx", "step.infer.onnx", "step.json"}
     np.savez(tmp_path / "data.npz", **next(batches("digits", 1, rows=500)))
     code = "import sys; sys.modules['opgrad'] = None; import train; train.EPOCHS = 4; train.main(*sys.argv[1:])"
@@ -139,8 +138,7 @@ def test_the_client_needs_no_opgrad_and_the_command_no_python(tmp_path):
     first, *_, second = (float(line.split()[-1]) for line in done.stdout.splitlines())
     assert second < 0.8 * first
     words = ["--resume", files[2], "--epochs", 1, "--output", tmp_path / "run"]
-    status, text = cli("train", EXAMPLES / "digits", *words)
-    assert status == 0, text
+    succeeds("train", EXAMPLES / "digits", *words)
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["train_loss_per_epoch"][0] < second
 
@@ -327,8 +325,7 @@ def trained(text, folder, **shapes):
     onnx.save(build(text, normal(v=(4, 3), w=(3, 4))), folder / "model.onnx")
     data = rows(folder / "data.npz", **shapes)
     options = ("--epochs", 2, "--output", folder / "out", "--export", folder / "exported.onnx")
-    status, told = cli("train", folder / "model.onnx", "--data", data, *options)
-    assert status == 0, told
+    told = succeeds("train", folder / "model.onnx", "--data", data, *options)
     return told, folder / "out"
 
 
@@ -403,8 +400,7 @@ def test_operators_that_onnx_does_not_know_are_exported(operator, tmp_path):
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     data = rows(tmp_path / "data.npz", x=(6, 4), target=(6, 3))
     options = ("--loss", "mse", "--epochs", 2, "--output", tmp_path / "out", "--export", tmp_path / "exported.onnx")
-    status, told = cli("train", tmp_path / "model.onnx", "--data", data, *options)
-    assert status == 0, told
+    succeeds("train", tmp_path / "model.onnx", "--data", data, *options)
     for path in (tmp_path / "out" / "model.onnx", tmp_path / "exported.onnx"):
         assert operator in {node.op_type for node in onnx.load(path).graph.node}
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 from artifact_sets import EXAMPLES
-from command import cli
+from command import succeeds
 from lowered_sets import NAMES, batch_inputs
 from model_sets import SETS
 from sklearn.datasets import load_digits
@@ -187,8 +187,7 @@ def test_the_command_trains_and_exports(model, tmp_path):
     np.savez(tmp_path / "data.npz", **model.rows())
     out, rows = tmp_path / "out", model.reference["rows"]
     options = ("--epochs", 2, "--batch-size", rows, "--validation", 2 * rows, "--export", tmp_path / "exported.onnx")
-    status, text = cli("train", model.folder, "--data", tmp_path / "data.npz", "--output", out, *options)
-    assert status == 0, text
+    succeeds("train", model.folder, "--data", tmp_path / "data.npz", "--output", out, *options)
     figures = json.loads((out / "metrics.json").read_text())
     assert np.isfinite([figures["test_loss"], *figures["train_loss_per_epoch"]]).all()
     assert (figures["test_accuracy"] is not None) == model.classes
@@ -205,8 +204,7 @@ def test_it_runs_lowered(model, tmp_path):
     """The training model gives the first loss in stock onnxruntime, and the eval model loads there."""
     if not model.lowered:
         pytest.xfail("an operator has no form in plain ONNX")
-    status, text = cli("lower", model.folder / "training_model.onnx", "-o", tmp_path / "plain.onnx")
-    assert status == 0, text
+    succeeds("lower", model.folder / "training_model.onnx", "-o", tmp_path / "plain.onnx")
     state, batch = CheckpointState.load_checkpoint(model.folder / "checkpoint"), model.batches()[0][0]
     feeds = batch | {name: each.data for name, each in state.parameters} | {"lazy_reset_grad": np.ones(1, np.bool_)}
     feeds |= {f"{name}_grad.accumulation.buffer": np.zeros_like(each.data) for name, each in state.parameters}

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from command import cli
+from command import succeeds
 from language_models import write_lines
 
 pytest.importorskip("tokenizers")
@@ -313,8 +313,7 @@ def test_models_that_do_not_fit(tmp_path, model, data):
 
 def test_command(tmp_path, model, data):
     given = ("--task", "embed, temperature=0.1", "--data", data, "--validation", 16, "--lr", 0.01)
-    status, text = cli("tune", model, *given, "--output", tmp_path / "out")
-    assert status == 0, text
+    text = succeeds("tune", model, *given, "--output", tmp_path / "out")
     assert "nDCG@10" in text
     assert "before" in text
     assert json.loads((tmp_path / "out" / "tune.json").read_text())["task"]["temperature"] == 0.1
@@ -495,7 +494,6 @@ def test_command_of_a_classifier(tmp_path):
     make_encoder(tmp_path / "model", None, CLASS_COLOURS)
     data = write_lines(tmp_path / "data.jsonl", sentences())
     given = ("--task", "classify", "--data", data, "--validation", 16, "--lr", 0.01)
-    status, text = cli("tune", tmp_path / "model", *given, "--output", tmp_path / "out")
-    assert status == 0, text
+    text = succeeds("tune", tmp_path / "model", *given, "--output", tmp_path / "out")
     assert "accuracy" in text
     assert "F1" in text

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from command import cli
+from command import cli, succeeds
 from language_models import make_folder, write_lines
 
 pytest.importorskip("tokenizers")
@@ -290,22 +290,18 @@ def test_adapter_beside_the_product_that_makes_the_scores(tmp_path, data):
 def test_command(tmp_path, model, data):
     output = tmp_path / "tuned"
     options = ("--lora", "rank=4, alpha=8, target=*q_proj*|*v_proj*", "--epochs", 2, "--sample", "hello")
-    code, text = cli("tune", model, "--data", data, "--output", output, "--validation", 3, *options)
-    assert code == 0, text
+    text = succeeds("tune", model, "--data", data, "--output", output, "--validation", 3, *options)
     epochs = [f"{model.name}: epoch {number} of 2, {50 * number}%" for number in (1, 2)]
     more = ["after epoch 2: 'hello'", "perplexity", "tokens/s", "adapter.onnx_adapter"]
     assert [part for part in ["2 adapters", "12 examples", *epochs, *more] if part not in text] == []
-    code, text = cli("tune", model, "--adapter", output, "--prompt", "hello", "--tokens", 4)
-    assert code == 0, text
-    code, text = cli("tune", model, "--adapter", output, "--merge", tmp_path / "merged")
-    assert code == 0, text
+    text = succeeds("tune", model, "--adapter", output, "--prompt", "hello", "--tokens", 4)
+    text = succeeds("tune", model, "--adapter", output, "--merge", tmp_path / "merged")
     assert (tmp_path / "merged" / "model.onnx").is_file()
 
 
 def test_command_tells_of_products_that_saturate(tmp_path, model, data, monkeypatch):
     monkeypatch.setattr("opgrad.tune.tuner.note", lambda model: f"products of {len(model.graph.node)} nodes saturate")
-    code, text = cli("tune", model, "--data", data, "--epochs", 1, "--output", tmp_path / "tuned")
-    assert code == 0, text
+    text = succeeds("tune", model, "--data", data, "--epochs", 1, "--output", tmp_path / "tuned")
     assert "note: products of" in text
 
 
@@ -318,8 +314,7 @@ def test_file_that_validates(tmp_path, model, data):
     assert run.state.initial_loss == pytest.approx(
         Tuner(model).fit(other, tmp_path / "same", validation=other, **given).state.initial_loss, rel=1e-5
     )
-    code, text = cli("tune", model, "--data", data, "--validation", other, "--epochs", 1, "--output", tmp_path / "by")
-    assert code == 0, text
+    text = succeeds("tune", model, "--data", data, "--validation", other, "--epochs", 1, "--output", tmp_path / "by")
     assert "validation: 4 examples with" in text.replace("\n", " ")
     stopped = Tuner(model)
     with pytest.raises(Interrupted):
@@ -346,8 +341,7 @@ def interrupt(done, *_):
 
 
 def test_examples_are_shown(tmp_path, model, data):
-    code, text = cli("tune", model, "--data", data, "--show", 2, "--output", tmp_path / "tuned")
-    assert code == 0, text
+    text = succeeds("tune", model, "--data", data, "--show", 2, "--output", tmp_path / "tuned")
     shown = " ".join(text.replace("│", " ").split())
     assert "<|user|> what is red <unk> <|end|> <|assistant|>«the tree is red . <|end|>»" in shown
     assert ("line 2" in text, "line 3" in text, (tmp_path / "tuned").exists()) == (True, False, False)
@@ -356,8 +350,7 @@ def test_examples_are_shown(tmp_path, model, data):
 
 def test_examples_do_not_act_on_the_terminal(model, data, monkeypatch):
     monkeypatch.setattr(Tokenizer, "decode", lambda *_, **__: "red\x1b[31m\nblue")
-    code, text = cli("tune", model, "--data", data, "--show", 1)
-    assert code == 0, text
+    text = succeeds("tune", model, "--data", data, "--show", 1)
     assert r"red\x1b[31m" in text
     assert "\x1b" not in text
     assert r"\n" not in text  # line feeds stay

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from artifact_sets import EXAMPLES
-from command import cli
+from command import cli, succeeds
 from language_models import make_folder, quantize, vary_attention
 from onnx import TensorProto
 from portable_cases import tuned_batches as batches
@@ -126,15 +126,13 @@ def test_adapter_of_the_state_is_that_of_a_fine_tuning(tmp_path):
     """The weights that a client writes become the adapter's files, by the command."""
     folder = make_folder(tmp_path / "model", cached=True, layers=1)
     quantize(folder / "model.onnx")
-    code, text = cli("step", folder, "--lora", "rank=4, alpha=6, target=q|v", "--flat", "-o", tmp_path / "step.onnx")
-    assert code == 0, text
+    text = succeeds("step", folder, "--lora", "rank=4, alpha=6, target=q|v", "--flat", "-o", tmp_path / "step.onnx")
     tuner = Tuner(folder, lora="rank=4, alpha=6, target=q|v")
     step, trainer = client().Step(tmp_path / "step.json"), Trainer(tuner.adapted.setting().artifacts, RATE)
     for batch in batches():
         step.train(batch, RATE), trainer.step(batch)
     step.save(tmp_path / "trained.safetensors")
-    code, text = cli("tune", folder, "--adapter", tmp_path / "trained.safetensors", "--output", tmp_path / "found")
-    assert code == 0, text
+    text = succeeds("tune", folder, "--adapter", tmp_path / "trained.safetensors", "--output", tmp_path / "found")
     assert "adapter.onnx_adapter" in text
     tuner.adapted.use(trainer.parameters)
     tuner.save(tmp_path / "expected")

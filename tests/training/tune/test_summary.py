@@ -4,7 +4,7 @@ import json
 
 import onnx
 import pytest
-from command import cli
+from command import succeeds
 from language_models import make_folder, write_lines
 from onnx import TensorProto, helper
 from small_models import perceptron
@@ -49,8 +49,7 @@ def test_commands_tell_the_same(tmp_path, folder):
         (["inspect", folder], "2,048"),
         (["tune", folder, "--data", data, "--output", tmp_path / "out"], "16"),
     ):
-        code, text = cli(*words)
-        assert code == 0, text
+        text = succeeds(*words)
         lines = [[part.strip() for part in line.split("\u2502")[1:-1]] for line in text.splitlines()]
         for role, sizes, numbers in rows:
             assert [role, "0-1", "MatMul", "32", sizes, "8", "2", f"{numbers:,}"] in lines
@@ -71,8 +70,7 @@ def test_layers_that_are_computed_again(tmp_path, folder, monkeypatch):
 
 
 def test_json(folder):
-    code, text = cli("inspect", "--json", folder)
-    assert code == 0, text
+    text = succeeds("inspect", "--json", folder)
     found = json.loads(text)["tuning"]
     assert (found["trained"], found["adapters"][0]["role"], len(found["adapters"])) == (NUMBERS, "q", 8)
 
@@ -86,8 +84,7 @@ def test_other_models_and_those_that_cannot_be_tuned(tmp_path, folder):
     model.graph.node.append(helper.make_node("Add", ["logits", "pixels"], ["mixed"]))
     model.graph.output[0].name = "mixed"
     onnx.save(model, tmp_path / "model.onnx")
-    code, text = cli("inspect", tmp_path / "model.onnx")
-    assert code == 0, text
+    text = succeeds("inspect", tmp_path / "model.onnx")
     assert "cannot be tuned: " in text
     assert "has the input 'pixels', expected tokens, masks" in text
 
