@@ -3,12 +3,13 @@
 import numpy as np
 import onnxruntime
 import pytest
+from differences import computed, with_types
 from gradient_cases import CASES, NEWEST
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from typed_cases import typed
 
 from opgrad.gradients import gradients
-from opgrad.onnxruntime import LOWERED, InferenceSession, lower
+from opgrad.onnxruntime import LOWERED, lower
 
 # Of older releases Conv never returns from tensors without channels, to which ConvGrad's plain form turns a batch
 # without rows, GatherND ends the process, and AffineGrid takes another batch than its sizes have.
@@ -16,13 +17,6 @@ IS_CHECKED = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32)
 pytestmark = pytest.mark.skipif(not IS_CHECKED, reason="onnxruntime before 1.32 fails on batches without rows")
 OTHERS = ("RNN", "GRU", "LSTM")  # onnxruntime ends the process when their batch is empty
 REFUSED = {"Tile-13": False}  # Reshape finds no size beside one of 0: in the plain form, or in sessions of opgrad
-
-
-def options():
-    """Sessions that say nothing about what fails."""
-    quiet = onnxruntime.SessionOptions()
-    quiet.log_severity_level = 4
-    return quiet
 
 
 def open_batch(case):
@@ -46,12 +40,8 @@ def open_batch(case):
 
 def runs(model, feeds):
     """Whether onnxruntime takes the batch at all."""
-    forward = lower(model)
-    for value in forward.graph.output:
-        if not value.type.WhichOneof("value"):
-            value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
     try:
-        onnxruntime.InferenceSession(forward.SerializeToString(), options()).run(None, feeds)
+        computed(with_types(lower(model)), feeds)
     except Exception:
         return False
     return True
@@ -74,13 +64,11 @@ def test_gradients_have_the_shapes_of_their_values(name):
     for plain in (False, True):
         graph = gradients(model, "y0", list(feeds), plain=plain)
         is_plain = plain or not any(node.domain or node.op_type in LOWERED for node in graph.graph.node)
-        make = onnxruntime.InferenceSession if is_plain else InferenceSession
-        session = make(graph.SerializeToString(), options())
         if plain is REFUSED.get(name):
             with pytest.raises(Exception, match="Reshape"):
-                session.run(None, feeds)
+                computed(graph, feeds, is_plain)
             continue
-        found = session.run(None, feeds)[-len(feeds) :]
+        found = computed(graph, feeds, is_plain)[-len(feeds) :]
         assert [each.shape for each in found] == [each.shape for each in feeds.values()]
         assert all(np.isfinite(each).all() for each in found)
         if is_plain:

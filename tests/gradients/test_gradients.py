@@ -8,7 +8,7 @@ import onnx
 import pytest
 from differences import build, run
 from gradient_cases import numbers
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from opgrad.gradients import NoGradient, gradients, register_gradient
 from opgrad.onnx.rules.node import RULES
@@ -43,11 +43,6 @@ def test_what_is_asked_of_and_for_keeps_its_name(of, wanted):
         np.testing.assert_allclose(by_name["x_grad"], 2 * x * ("y" in of) + 1 * ("x" in of), rtol=1e-6)
     if "y" in wanted:
         np.testing.assert_array_equal(by_name["y_grad"], np.ones((2, 3)))
-
-
-def test_equal_calls_give_equal_bytes():
-    first, second = (gradients(build(SQUARE), "y", "x").SerializeToString(deterministic=True) for _ in range(2))
-    assert first == second
 
 
 def test_files_are_read(tmp_path):
@@ -98,10 +93,8 @@ def test_several_values_are_differentiated_with_respect_to_several():
 
 def test_a_value_of_which_one_gradient_is_that_of_another_keeps_both_names():
     model = build("g (float[3] x, float[3] w) => (float[3] y) { y = Add(x, w) }")
-    found = gradients(model, "y", ["w", "x"], plain=True)
-    assert [each.tolist() for each in run(found, {"x": np.zeros(3, np.float32), "w": np.zeros(3, np.float32)})[1:]] == [
-        [1, 1, 1]
-    ] * 2
+    _, *found = run(gradients(model, "y", ["w", "x"], plain=True), dict.fromkeys("xw", np.zeros(3, np.float32)))
+    assert [each.tolist() for each in found] == [[1, 1, 1]] * 2
 
 
 @pytest.mark.parametrize("opset", [11, 13, 17])
@@ -191,18 +184,16 @@ def test_sizes_that_are_not_known_give_the_same_gradients(name):
     for shape in ("2, 2, 5, 6", "N, 2, H, W"):
         call = ANY_SIZE[name]
         y = "y, i" if name == "TopK" else "y"
-        model = build(f"g (float[{shape}] x) => (float z) {{ {y} = {call}\n e = Exp(y)\n z = ReduceSum(e) }}")
-        model.graph.initializer.extend(numpy_helper.from_array(each, key) for key, each in constants.items())
-        graph = gradients(model, "z", "x", plain=True)
+        text = f"g (float[{shape}] x) => (float z) {{ {y} = {call}\n e = Exp(y)\n z = ReduceSum(e) }}"
+        graph = gradients(build(text, constants=constants), "z", "x", plain=True)
         results.append(run(graph, {"x": numbers(2, 2, 5, 6).astype(np.float32)})[1])
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("opset", [12, 13, 17])
 def test_dropout_that_trains_passes_what_it_kept(opset):
-    model = build("g (float[8, 9] x) => (float[8, 9] y) { y = Dropout <seed = 3> (x, ratio, training) }", opset)
-    for name, value in {"ratio": np.float32(0.25), "training": np.array(True)}.items():
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    text = "g (float[8, 9] x) => (float[8, 9] y) { y = Dropout <seed = 3> (x, ratio, training) }"
+    model = build(text, opset, {"ratio": np.float32(0.25), "training": True})
     graph = gradients(model, "y", "x", plain=True)
     assert list(graph.graph.node[0].output) == ["y", "y_mask"]
     x = numbers(8, 9, low=0.5).astype(np.float32)
@@ -251,48 +242,9 @@ def test_users_refuse_with_a_reason():
     ],
 )
 def test_wrong_names_are_explained(of, wanted, error, message):
-    model = build(
-        """g (float[3] x, float[3] weight, float[3] aside, int64[3] labels) => (float[3] y, float[3] z) {
-            y = Mul(x, weight)\n z = Exp(aside)
-        }"""
-    )
+    text = "g (float[3] x, float[3] weight, float[3] aside, int64[3] labels) => (float[3] y, float[3] z)"
     with pytest.raises(error, match=message):
-        gradients(model, of, wanted)
-
-
-def test_another_kind_of_model_is_refused():
-    with pytest.raises(TypeError, match="model is of type int"):
-        gradients(3, "y", "x")
-
-
-def test_quantization_passes_gradients_straight_through():
-    model = build(
-        """g (float[5] x) => (float[5] y) {
-            q = QuantizeLinear(x, scale, zero)
-            d = DequantizeLinear(q, scale, zero)
-            y = Mul(d, d)
-        }""",
-        21,
-    )
-    constants = {"scale": np.float32(0.1), "zero": np.int8(0)}
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items())
-    x = np.array([0.11, -0.32, 5, 20, -20], np.float32)
-    _, dx = run(gradients(model, "y", "x", plain=True), {"x": x})
-    np.testing.assert_allclose(dx, [0.2, -0.6, 10, 0, 0], atol=1e-5)
-
-
-def test_quantization_has_a_scale_for_each_channel():
-    model = build(
-        """g (float[2, 3] x) => (float[2, 3] y) {
-            q = QuantizeLinear <axis = 0> (x, scale, zero)
-            y = DequantizeLinear <axis = 0> (q, scale, zero)
-        }""",
-        21,
-    )
-    constants = {"scale": np.array([0.01, 0.1], np.float32), "zero": np.array([0, 3], np.uint8)}
-    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in constants.items())
-    x = np.array([[0.5, 3, -0.1], [3, 26, -0.5]], np.float32)
-    assert run(gradients(model, "y", "x", plain=True), {"x": x})[1].tolist() == [[1, 0, 0], [1, 0, 0]]
+        gradients(build(f"{text} {{ y = Mul(x, weight)  z = Exp(aside) }}"), of, wanted)
 
 
 def test_no_gradient_goes_through_what_does_not_change():
@@ -323,12 +275,9 @@ def test_layers_of_optimized_models_are_expanded_one_after_the_other():
         x{1} = com.microsoft.SkipLayerNormalization (a{0}, x{0}, scale)
     """
     layers = "".join(layer.format(index, index + 1) for index in range(3))
-    model = build(f"g (float[N, L, 4] x0) => (float[N, L, 4] y) {{ {layers} y = Identity(x3) }}")
-    constants = {"w": numbers(4, 4), "scale": numbers(4, low=0.5)}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(each.astype(np.float32), name) for name, each in constants.items()
-    )
-    found = gradients(model, "y", ["x0", "w"], plain=True)
+    constants = {"w": numbers(4, 4).astype(np.float32), "scale": numbers(4, low=0.5).astype(np.float32)}
+    text = f"g (float[N, L, 4] x0) => (float[N, L, 4] y) {{ {layers} y = Identity(x3) }}"
+    found = gradients(build(text, constants=constants), "y", ["x0", "w"], plain=True)
     x = numbers(2, 3, 4).astype(np.float32)
     assert [each.shape for each in run(found, {"x0": x})] == [(2, 3, 4), (2, 3, 4), (4, 4)]
 
@@ -340,17 +289,9 @@ def test_the_loss_of_training_graphs_has_the_gradient_of_that_of_onnx(reduction)
     for op in (f'SoftmaxCrossEntropyLoss <reduction = "{reduction}", ignore_index = 2>', None):
         inner = f'com.microsoft.SoftmaxCrossEntropyLossInternal <reduction = "{reduction}">'
         call = f"{op} (x, labels)" if op else f"{inner} (x, labels, , ignored)"
-        model = build(
-            f"""g (float[4, 3] x, int64[4] labels) => (float z) {{
-                y, p = {call}
-                e = Exp(p)
-                t = ReduceSum <keepdims = 0> (e)
-                q = Mul(t, y)
-                z = Add(q, y)
-            }}"""
-        )
-        model.graph.initializer.append(numpy_helper.from_array(np.array(2), "ignored"))
+        text = f"""g (float[4, 3] x, int64[4] labels) => (float z) {{
+            y, p = {call}  e = Exp(p)  t = ReduceSum <keepdims = 0> (e)  q = Mul(t, y)  z = Add(q, y) }}"""
         feeds = {"x": numbers(4, 3).astype(np.float32), "labels": np.array([0, 2, 1, 1])}
-        found.append(run(gradients(model, "z", "x", plain=True), feeds))
+        found.append(run(gradients(build(text, constants={"ignored": 2}), "z", "x", plain=True), feeds))
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -1,10 +1,9 @@
 """Whole models, also as PyTorch's exporters write them: gradients and twenty steps beside PyTorch's."""
 
 import numpy as np
-import onnxruntime
 import pytest
+from differences import computed
 from gradient_cases import numbers
-from onnx import TensorProto, helper, numpy_helper
 from passes_cases import build, run
 
 from opgrad.gradients import gradients
@@ -144,22 +143,15 @@ ORDER = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}  # of the gates of 
 def recurrent(op, hidden, directions, lengths, parameters, shape):
     """A model of one layer, whose loss is the sum of the squares of all its results."""
     outputs = ["y", "h"] + (["c"] if op == "LSTM" else [])
-    reset = {"linear_before_reset": 1} if op == "GRU" else {}
+    more = ", linear_before_reset = 1" if op == "GRU" else ""
     direction = "bidirectional" if directions == 2 else "forward"
     names = ["x", "w", "r", "b", "lengths" if lengths else "", *(name for name in parameters if name.endswith("0"))]
-    nodes = [helper.make_node(op, names, outputs, hidden_size=hidden, direction=direction, **reset)]
-    nodes += [helper.make_node("Mul", [each, each], [f"{each}2"]) for each in outputs]
-    nodes += [helper.make_node("ReduceSum", [f"{each}2"], [f"{each}s"], keepdims=0) for each in outputs]
-    nodes += [helper.make_node("Sum", [f"{each}s" for each in outputs], ["loss"])]
+    squares = "  ".join(f"{each}s = ReduceSumSquare <keepdims = 0> ({each})" for each in outputs)
     constants = {**parameters, **({"lengths": np.array(lengths, np.int32)} if lengths else {})}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = f"""g (float{list(shape)} x) => (float loss) {{
+        {", ".join(outputs)} = {op} <hidden_size = {hidden}, direction = "{direction}"{more}> ({", ".join(names)})
+        {squares}  loss = Sum({", ".join(f"{each}s" for each in outputs)}) }}"""
+    return build(text, constants)
 
 
 @pytest.mark.parametrize("lengths", [None, [5, 3, 2]], ids=["full", "lengths"])
@@ -287,18 +279,14 @@ def compare_exported(whole, given, model):
     assert len(parameters) == len(list(whole.parameters()))  # shared ones have one of their names
     names = list(parameters)
     graph = gradients(model, model.graph.output[0].name, names, plain=True)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(graph.SerializeToString(), options)
     inputs = [each.name for each in model.graph.input if each.name not in known]
-    results = session.run(None, dict(zip(inputs, (each.numpy() for each in given), strict=True)))
+    results = computed(graph, dict(zip(inputs, (each.numpy() for each in given), strict=True)))
     np.testing.assert_allclose(results[0], loss.detach().numpy(), rtol=1e-4, atol=1e-4)
     largest = max(each.abs().max().item() for each in parameters.values())
     for name, found in zip(names, results[-len(names) :], strict=True):
         expected = parameters[name].numpy()
-        np.testing.assert_allclose(
-            found, expected, atol=1e-4 * max(np.abs(expected).max(), 0.01 * largest), err_msg=name
-        )
+        atol = 1e-4 * max(np.abs(expected).max(), 0.01 * largest)
+        np.testing.assert_allclose(found, expected, atol=atol, err_msg=name)
 
 
 # What is open beside the batch: heights and widths of images, lengths of texts.

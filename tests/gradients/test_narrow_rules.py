@@ -9,9 +9,8 @@ import itertools
 
 import ml_dtypes
 import numpy as np
-import onnxruntime
 import pytest
-from differences import build, in_onnxruntime, run
+from differences import build, computed, in_onnxruntime, run
 from gradient_cases import CASES, NEWEST, REFERENCE_FROM, numbers
 from onnx import ModelProto, TensorProto, helper, numpy_helper, shape_inference
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, NotImplemented, RuntimeException
@@ -81,11 +80,8 @@ def by_onnxruntime(graph, fed):
     """The gradients in stock onnxruntime; None where it has no kernels for the type."""
     if any(array.dtype == ml_dtypes.bfloat16 for array in fed.values()):
         return None
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(graph.SerializeToString(), options)
-        return session.run(None, fed)[-len(fed) :]
+        return computed(graph, fed)[-len(fed) :]
     except (NotImplemented, Fail, InvalidGraph):
         return None
     except RuntimeException as error:  # what some kernels find out when they run

@@ -3,16 +3,14 @@
 import numpy as np
 import onnxruntime
 import pytest
-from differences import build
+from differences import build, computed
 from gradient_cases import numbers
-from onnx import numpy_helper
 
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnxruntime import InferenceSession, lower
 from opgrad.training import ArtifactSet, Trainer
-from opgrad.training.artifacts import LossType, generate_artifacts
-from opgrad.training.onnxblock import optim
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 POOLS = {
     "MaxPool": "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]",
@@ -34,26 +32,24 @@ POOLS = {
 HEIGHTS = (8, 8), (8, 11), (8, 5)
 
 
+def floats(*shape, seed=0):
+    return numbers(*shape, seed=seed).astype(np.float32)
+
+
 def model_of(name, sizes):
     op = name.partition(",")[0]
-    return build(f"g (float[{sizes}] x) => (float y) {{ p = {op} <{POOLS[name]}> (x)\n y = Mul(p, p) }}", 19)
-
-
-def without_shape(model):
-    model.graph.output[0].type.tensor_type.ClearField("shape")
-    return model
+    return build(f"g (float[{sizes}] x) => (float[] y) {{ p = {op} <{POOLS[name]}> (x)\n y = Mul(p, p) }}", 19)
 
 
 @pytest.mark.parametrize("form", ["session", "plain", "lowered"])
 @pytest.mark.parametrize("name", POOLS)
 def test_the_gradient_has_the_shape_of_x(name, form):
-    found = gradients(without_shape(model_of(name, "N, 2, H, W")), "y", "x", plain=form == "plain")
+    found = gradients(model_of(name, "N, 2, H, W"), "y", "x", plain=form == "plain")
     found = lower(found) if form == "lowered" else found
     session = (InferenceSession if form == "session" else onnxruntime.InferenceSession)(found.SerializeToString())
     for sizes in HEIGHTS:
-        x = numbers(3, 2, *sizes).astype(np.float32)
-        fixed = gradients(without_shape(model_of(name, ", ".join(map(str, x.shape)))), "y", "x")
-        expected = InferenceSession(fixed.SerializeToString()).run(None, {"x": x})
+        x = floats(3, 2, *sizes)
+        expected = computed(gradients(model_of(name, ", ".join(map(str, x.shape))), "y", "x"), {"x": x}, plain=False)
         for mine, theirs in zip(session.run(None, {"x": x}), expected, strict=True):
             assert mine.shape == theirs.shape
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
@@ -63,26 +59,17 @@ def test_pictures_of_any_size_are_trained(tmp_path):
     """Two steps on pictures of two sizes are those of artifacts in which the sizes are numbers."""
     losses = {}
     for sizes in ("H, W", "8, 12"):
-        model = build(
-            f"""g (float[N, 2, {sizes}] x) => (float[N, 3] y) {{
-                c = Conv <pads = [1, 1, 1, 1]> (x, filters)\n m = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (c)
-                a = AveragePool <kernel_shape = [2, 2], ceil_mode = 1, strides = [2, 2]> (m)
-                p = GlobalAveragePool(a)\n y = Flatten(p)
-            }}"""
-        )
-        model.graph.initializer.append(numpy_helper.from_array(numbers(3, 2, 3, 3).astype(np.float32), "filters"))
+        text = f"""g (float[N, 2, {sizes}] x) => (float[N, 3] y) {{
+            c = Conv <pads = [1, 1, 1, 1]> (x, filters)\n m = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (c)
+            a = AveragePool <kernel_shape = [2, 2], ceil_mode = 1, strides = [2, 2]> (m)
+            p = GlobalAveragePool(a)\n y = Flatten(p) }}"""
+        model = build(text, constants={"filters": floats(3, 2, 3, 3)})
         folder = tmp_path / sizes[0]
         folder.mkdir()
-        generate_artifacts(
-            model, requires_grad=["filters"], loss=LossType.MSELoss, optimizer=optim.SGD(), artifact_directory=folder
-        )
+        generate_artifacts(model, ["filters"], None, LossType.MSELoss, OptimType.SGD, folder)
         trainer, heights = Trainer(ArtifactSet.load(folder), 1e-1), HEIGHTS if sizes == "H, W" else ()
-        batches = [
-            {"x": numbers(3, 2, *each), "target": numbers(3, 3, seed=1)} for each in ((8, 12), (8, 12), *heights)
-        ]
-        losses[sizes] = [
-            trainer.step({name: value.astype(np.float32) for name, value in batch.items()}) for batch in batches
-        ]
+        batches = [{"x": floats(3, 2, *each), "target": floats(3, 3, seed=1)} for each in ((8, 12), (8, 12), *heights)]
+        losses[sizes] = [trainer.step(batch) for batch in batches]
     free, fixed = losses.values()
     np.testing.assert_allclose(free[:2], fixed, rtol=1e-5)
     assert free[1] < free[0]
@@ -103,13 +90,9 @@ def test_ranks_that_the_graph_does_not_tell(name, plain):
     body, wanted = UNKNOWN_RANK[name]
     found = []
     for squeezed in ("Squeeze(x)", "Squeeze <axes = [1]> (x)"):
-        model = build(f"g (float[N, A, 2, L] x) => (float y) {{ s = {squeezed}\n {body} }}", 11)
-        model.graph.output[0].type.tensor_type.ClearField("shape")
-        if "w" in wanted:
-            model.graph.initializer.append(numpy_helper.from_array(numbers(4, 2, 3).astype(np.float32), "w"))
-        graph = gradients(model, "y", wanted, plain=plain)
-        session = (onnxruntime.InferenceSession if plain else InferenceSession)(graph.SerializeToString())
-        found.append(session.run(None, {"x": numbers(3, 1, 2, 5).astype(np.float32)}))
+        weights = {"w": floats(4, 2, 3)} if "w" in wanted else {}
+        model = build(f"g (float[N, A, 2, L] x) => (float[] y) {{ s = {squeezed}\n {body} }}", 11, weights)
+        found.append(computed(gradients(model, "y", wanted, plain=plain), {"x": floats(3, 1, 2, 5)}, plain))
     for mine, other in zip(*found, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
 
@@ -128,26 +111,20 @@ PRODUCTS = {
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_with_a_matrix_behind_values_of_any_rank(name, declared, count, plain):
     """Behind an If on a size, as squeezing is exported, whose branches differ in rank."""
-    text = f"""g (float[K, 5, 4] x, float[4, M] more) => (float y) {{
+    text = f"""g (float[K, 5, 4] x, float[4, M] more) => (float[] y) {{
         zero = Constant <value = int64[1] {{0}}> ()  one = Constant <value = int64[1] {{1}}> ()
         sizes = Shape <start = 0, end = 1> (x)  same = Equal(sizes, one)  flag = Squeeze(same)
         s = If (flag) <then_branch = p () => (t) {{ t = Squeeze(x, zero) }},
                        else_branch = q () => (u) {{ u = Identity(x) }}>
         {PRODUCTS[name]}
     }}"""
-    arrays = {"w": numbers(4, 3), "v": numbers(3, 3, seed=1), "b": numbers(3, seed=2)}
-    model, wanted = build(text), ["x", "w", *(each for each in "vb" if f" {each})" in PRODUCTS[name])]
-    model.graph.initializer.extend(
-        numpy_helper.from_array(each.astype(np.float32), key) for key, each in arrays.items()
-    )
-    shape = model.graph.output[0].type.tensor_type
-    shape.ClearField("shape")
+    arrays = {"w": floats(4, 3), "v": floats(3, 3, seed=1), "b": floats(3, seed=2)}
+    model = build(text, constants=arrays)
+    wanted = ["x", "w", *(each for each in "vb" if f" {each})" in PRODUCTS[name])]
     for size in range((3 if count == 2 else 2) * declared):
-        shape.shape.dim.add().dim_param = f"d{size}"
-    graph = gradients(model, "y", wanted, plain=plain)
-    session = (onnxruntime.InferenceSession if plain else InferenceSession)(graph.SerializeToString())
-    x, more = numbers(count, 5, 4, seed=3).astype(np.float32), numbers(4, 2, seed=4).astype(np.float32)
-    found = session.run(None, {"x": x, "more": more})[1:]
+        model.graph.output[0].type.tensor_type.shape.dim.add().dim_param = f"d{size}"
+    x, more = floats(count, 5, 4, seed=3), floats(4, 2, seed=4)
+    found = computed(gradients(model, "y", wanted, plain=plain), {"x": x, "more": more}, plain)[1:]
     for key, gradient in zip(wanted, found, strict=True):
         given = {"x": x, **arrays}
         direction, step = np.random.default_rng(0).standard_normal(given[key].shape), 1e-6
@@ -175,16 +152,13 @@ BEHIND = {
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("name", BEHIND)
 def test_ranks_follow_from_declared_outputs(name, plain):
-    arrays = {"w": numbers(4), "m": numbers(4, 4, seed=1), "v": numbers(8, 4, seed=2)}
-    found, x, wanted = [], numbers(4, 1, 4, seed=3).astype(np.float32), ["x", "w" if "w)" in BEHIND[name] else "m"]
+    arrays = {"w": floats(4), "m": floats(4, 4, seed=1), "v": floats(8, 4, seed=2), "four": np.array([-1, 4])}
+    found, feeds = [], {"x": floats(4, 1, 4, seed=3), "k": np.array([4, 4])}
+    wanted = ["x", "w" if "w)" in BEHIND[name] else "m"]
     for shape in ("k", "four"):
         text = f"g (float[n, 1, 4] x, int64[o] k) => (float[a, b] y) {{ r = Reshape(x, {shape})  {BEHIND[name]} }}"
-        model = build(text, 17)
-        values = {key: array.astype(np.float32) for key, array in arrays.items()} | {"four": np.array([-1, 4])}
-        model.graph.initializer.extend(numpy_helper.from_array(array, key) for key, array in values.items())
-        graph = gradients(model, "y", wanted, plain=plain)
-        session = (onnxruntime.InferenceSession if plain else InferenceSession)(graph.SerializeToString())
-        found.append(session.run(None, {"x": x, "k": np.array([4, 4])}))
+        model = build(text, constants=arrays)
+        found.append(computed(gradients(model, "y", wanted, plain=plain), feeds, plain))
     for mine, other in zip(*found, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
     unknown = copied(model)

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from differences import build
+from differences import build, computed
 from gradient_cases import numbers
-from onnx import helper, numpy_helper
 
 from opgrad.gradients import gradients
 from opgrad.onnx.passes import prepare
@@ -16,14 +15,11 @@ LAYER = "BatchNormalization <training_mode = 1> (x, scale, bias, mean, var)"
 OUTPUT = f"float[N, {CHANNELS}, 4] y"
 
 
-def model_of(results="y", outputs=OUTPUT, fed=()):
+def model_of(body=f"y = {LAYER}", outputs=OUTPUT, fed=()):
     """A layer that nobody has trained yet: bias and mean, scale and variance are equal."""
     given = ", ".join([f"float[N, {CHANNELS}, 4] x", *(f"float[{CHANNELS}] {name}" for name in fed)])
-    model = build(f"g ({given}) => ({outputs}) {{ {results} = {LAYER} }}")
-    for name, value in FRESH.items():
-        if name not in fed:
-            model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
-    return model
+    constants = {name: value.astype(np.float32) for name, value in FRESH.items() if name not in fed}
+    return build(f"g ({given}) => ({outputs}) {{ {body} }}", constants=constants)
 
 
 def pictures():
@@ -34,7 +30,7 @@ def pictures():
 @pytest.mark.parametrize("plain", [True, False])
 def test_all_runs_are_the_same(plain, wanted):
     moved = f"{OUTPUT}, float[{CHANNELS}] a_m, float[{CHANNELS}] a_v"
-    found = gradients(model_of("y, a_m, a_v", moved), "y", wanted, plain=plain)
+    found = gradients(model_of(f"y, a_m, a_v = {LAYER}", moved), "y", wanted, plain=plain)
     session, x = InferenceSession(found.SerializeToString()), pictures()
     first, *others = [[each.copy() for each in session.run(None, {"x": x})] for _ in range(4)]
     for other in others:
@@ -51,44 +47,30 @@ def test_arrays_of_the_caller_stay():
     found = gradients(model_of(fed=("mean", "var")), "y", "x")
     assert [each.name for each in found.graph.output] == ["y", "x_grad"]
     feeds = {"x": pictures(), "mean": np.ones(CHANNELS, np.float32), "var": np.ones(CHANNELS, np.float32)}
-    InferenceSession(found.SerializeToString()).run(None, feeds)
+    computed(found, feeds, plain=False)
     assert feeds["mean"].tolist() == feeds["var"].tolist() == [1] * CHANNELS
     plain = gradients(model_of(fed=("mean", "var")), "y", "x", plain=True)
     assert [each.name for each in plain.graph.output] == ["y", "x_grad"]
 
 
 def test_two_layers_with_the_same_statistics():
-    body = f"a = {LAYER}\n y = {LAYER.replace('(x', '(a')}"
-    model = model_of()
-    model.graph.ClearField("node")
-    model.graph.node.extend(build(f"g (float[N, 3, 4] x) => (float[N, 3, 4] y) {{ {body} }}").graph.node)
+    model = model_of(f"a = {LAYER}\n y = {LAYER.replace('(x', '(a')}")
     session, x = InferenceSession(gradients(model, "y", "x").SerializeToString()), pictures()
     first, second = (session.run(None, {"x": x})[0].copy() for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
 def test_what_is_computed_again_has_the_statistics_of_the_batch():
-    body = f"b = {LAYER}\n c = Tanh(b)\n d = Mul(c, c)\n y = Tanh(d)"
-    model = model_of()
-    model.graph.ClearField("node")
-    model.graph.node.extend(build(f"g (float[N, 3, 4] x) => (float[N, 3, 4] y) {{ {body} }}").graph.node)
-    x = pictures()
-    found = [
-        InferenceSession(gradients(model, "y", "x", checkpoint_segments=count).SerializeToString()).run(None, {"x": x})
-        for count in (None, 2)
-    ]
-    for mine, other in zip(*found, strict=True):
+    model, feeds = model_of(f"b = {LAYER}\n c = Tanh(b)\n d = Mul(c, c)\n y = Tanh(d)"), {"x": pictures()}
+    made = [gradients(model, "y", "x", checkpoint_segments=count) for count in (None, 2)]
+    for mine, other in zip(*(computed(each, feeds, plain=False) for each in made), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_training_graph_goes_on_moving_its_statistics():
-    node = helper.make_node(
-        "BatchNormInternal", ["x", "scale", "bias", "mean", "var"], ["y"], domain="com.microsoft", training_mode=1
-    )
-    model = model_of(fed=("mean", "var"))
-    model.graph.node[0].CopyFrom(node)
+    internal = f"y = com.microsoft.{LAYER.replace('BatchNormalization', 'BatchNormInternal')}"
     feeds = {"x": pictures(), "mean": np.zeros(CHANNELS, np.float32), "var": np.ones(CHANNELS, np.float32)}
-    InferenceSession(gradients(model, "y", "x").SerializeToString()).run(None, feeds)
+    computed(gradients(model_of(internal, fed=("mean", "var")), "y", "x"), feeds, plain=False)
     assert (feeds["mean"] != 0).all()
 
 

@@ -1,11 +1,13 @@
 """Attention in graphs: the forms that exporters write are found, and give the results and gradients that they had."""
 
 import re
+from functools import partial
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, parser
+from differences import build, computed
+from onnx import TensorProto, helper
 from small_models import normal
 
 import opgrad
@@ -14,9 +16,9 @@ from opgrad.onnx.gradients.differentiation import with_attention
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnxruntime import InferenceSession, lower
 
+results = partial(computed, plain=False)
 B, H, L, D = 2, 4, 7, 8
 LOW = "-3.4028235e38"
-HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
 CONSTANTS = f"""
     scale = Constant <value_float: float = 0.35355338> ()
     root = Constant <value_float: float = 2.8284271> ()
@@ -155,17 +157,11 @@ FORMS = {
 
 
 def model_of(body, sizes=f"{B}, {H}, {L}, {D}"):
-    text = f"""{HEADER} g (float[{sizes}] q, float[{sizes}] k, float[{sizes}] v, bool[{B}, 1, 1, {L}] keys,
-        float[1, {H}, {L}, {L}] bias, float[{H}, 1, 1] temperature, bool[1, 1, 12, 12] buffer) => (float z) {{
+    text = f"""g (float[{sizes}] q, float[{sizes}] k, float[{sizes}] v, bool[{B}, 1, 1, {L}] keys,
+        float[1, {H}, {L}, {L}] bias, float[{H}, 1, 1] temperature) => (float z) {{
         {CONSTANTS} {body}
         t = Sin (y) z = ReduceSum <keepdims = 0> (t) }}"""
-    found = parser.parse_model(text)
-    table = np.tri(12, dtype=bool).reshape(1, 1, 12, 12)
-    found.graph.initializer.append(onnx.numpy_helper.from_array(table, "buffer"))
-    kept = [each for each in found.graph.input if each.name != "buffer"]
-    del found.graph.input[:]
-    found.graph.input.extend(kept)
-    return found
+    return build(text, constants={"buffer": np.tri(12, dtype=bool).reshape(1, 1, 12, 12)})
 
 
 def feeds_of(model, rng):
@@ -180,19 +176,14 @@ def found_in(model, wanted=("q", "k", "v")):
     return [node for node in graph.nodes() if node.op_type == "AttentionTraining"], found
 
 
-def results(model, feeds):
-    return InferenceSession(model.SerializeToString()).run(None, feeds)
-
-
 def expect_alike(model, feeds, wanted=("q", "k", "v")):
     """Results and gradients are those of plain operators, in which nothing is recognized."""
     fused, plain = gradients(model, "z", wanted), gradients(model, "z", wanted, plain=True)
     assert any(node.op_type == "AttentionGrad" for node in fused.graph.node)
     expected = results(plain, feeds)
-    for mine, other in zip(results(fused, feeds), expected, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-5 * max(1, np.abs(other).max()))
-    for mine, other in zip(results(lower(fused), feeds), expected, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-5 * max(1, np.abs(other).max()))
+    for each in (fused, lower(fused)):
+        for mine, other in zip(results(each, feeds), expected, strict=True):
+            np.testing.assert_allclose(mine, other, rtol=0, atol=2e-5 * max(1, np.abs(other).max()))
     return fused
 
 
@@ -330,15 +321,11 @@ def test_heads_that_queries_share(rng):
 )
 def test_a_softmax_that_is_no_attention_leaves_the_rules_before_it_their_results(head, rng):
     """The rule of the normalization adds its mean to the node's results, and the graph must still have that node."""
-    text = f"""{HEADER} g (float[4, 4] x, float[4] s, float[4, 4] w) => (float[4, 4] z) {{
+    text = f"""g (float[4, 4] x, float[4] s, float[4, 4] w) => (float[4, 4] z) {{
         n = LayerNormalization (x, s) {head} z = Mul (y, y) }}"""
-    model = parser.parse_model(text)
     feeds = {name: rng.normal(size=(4, 4)[: 1 + (name != "s")]).astype(np.float32) for name in "xsw"}
-    found, plain = (
-        InferenceSession(gradients(model, "z", ["x", "s"], plain=each).SerializeToString()).run(None, feeds)
-        for each in (False, True)
-    )
-    for one, other in zip(found, plain, strict=True):
+    made = (gradients(build(text), "z", ["x", "s"], plain=each) for each in (False, True))
+    for one, other in zip(*(results(each, feeds) for each in made), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
@@ -364,12 +351,10 @@ def test_dropout_draws_anew_in_each_run_and_the_gradient_has_the_same_decisions(
 
 
 def test_the_gradient_of_a_node_with_sequences_behind_each_other_and_of_its_logarithms(rng):
-    text = f"""{HEADER} g (float[9, 4, 8] q, float[8, 2, 8] k, float[8, 2, 8] v, int64[3] starts, int64[3] others)
-        => (float z) {{
-        y, lse = com.microsoft.AttentionTraining <causal = "top_left">
-            (q, k, v, , , , , , starts, others)
-        t = Sin (y) a = ReduceSum <keepdims = 0> (t) u = Cos (lse) b = ReduceSum <keepdims = 0> (u) z = Add (a, b) }}"""
-    model = parser.parse_model(text)
+    model = build("""g (float[9, 4, 8] q, float[8, 2, 8] k, float[8, 2, 8] v, int64[3] starts, int64[3] others)
+        => (float z) {
+        y, lse = com.microsoft.AttentionTraining <causal = "top_left"> (q, k, v, , , , , , starts, others)
+        t = Sin (y) a = ReduceSum <keepdims = 0> (t) u = Cos (lse) b = ReduceSum <keepdims = 0> (u) z = Add (a, b) }""")
     q, k, v = (rng.normal(size=(n, h, D)).astype(np.float32) for n, h in ((9, 4), (8, 2), (8, 2)))
     starts, others = np.array([0, 4, 9]), np.array([0, 5, 8])
     options = {"causal": "top_left", "cu_seqlens_q": starts, "cu_seqlens_k": others}

@@ -2,9 +2,8 @@
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from differences import build as build_model
+from differences import build, computed
 from differences import run as run_model
 from gradient_cases import numbers
 from onnx import TensorProto, helper, numpy_helper, parser
@@ -15,23 +14,13 @@ from opgrad.gradients import gradients, register_gradient
 from opgrad.onnx.graph.conversion import evaluating, raise_opset
 from opgrad.onnx.graph.loading import load, read_model
 from opgrad.onnx.rules.node import RULES
-from opgrad.onnxruntime import InferenceSession, lower
+from opgrad.onnxruntime import lower
 from opgrad.training import ArtifactSet, Dataset, Trainer
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 
-def build(text, opset, **constants):
-    """A model from the text of its graph, with initializers."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "my": 1]> {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), key) for key, each in constants.items())
-    return model
-
-
-def run(model, **feeds):
-    """The results of a model in stock onnxruntime."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
+def floats(*shape, seed=0):
+    return numbers(*shape, seed=seed).astype(np.float32)
 
 
 X = np.linspace(-3, 3, 48, dtype=np.float32).reshape(1, 2, 4, 6)
@@ -54,15 +43,16 @@ def test_results_stay(name, least):
     opset, text = MEANINGS[name]
     constants = {"scales": [1, 1, 1.5, 2], "less": [1, 1, 0.5, 0.4]}
     arrays = {key: np.array(each, np.float32) for key, each in constants.items()}
-    model = build(f"g (float[1, 2, 4, 6] x) => (float[n, c, h, w] y) {{ {text} }}", opset, **arrays)
-    expected = run(model, x=X)[0]
+    model = build(f"g (float[1, 2, 4, 6] x) => (float[n, c, h, w] y) {{ {text} }}", opset, arrays)
+    expected = computed(model, {"x": X})[0]
     raise_opset(model, least)
-    np.testing.assert_allclose(run(model, x=X)[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(computed(model, {"x": X})[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_batch_normalization_goes_on_training():
     text = "y, m, v, sm, sv = BatchNormalization(x, two, two, two, two)"
-    model = build(f"g (float[1, 2, 4, 6] x) => (float[1, 2, 4, 6] y) {{ {text} }}", 12, two=np.ones(2, np.float32))
+    constants = {"two": np.ones(2, np.float32)}
+    model = build(f"g (float[1, 2, 4, 6] x) => (float[1, 2, 4, 6] y) {{ {text} }}", 12, constants)
     raise_opset(model, 16)
     (node,) = model.graph.node
     assert list(node.output) == ["y", "m", "v"]
@@ -82,14 +72,10 @@ def test_bounds_and_fillers_have_the_type_of_the_data(kind, text):
 def test_what_the_converter_does_not_know_stays():
     text = """g (float[2000] x) => (float[2000] y) { a = my.Double(x) b = Unknown <alpha = 2.0> (a) y = Add(b, large) }
         <domain: "my", opset_import: ["": 13]> Double (a) => (b) { b = Add(a, a) }"""
-    model = build(text, 13, large=np.arange(2000, dtype=np.float32))
+    model = build(text, 13, {"large": np.arange(2000, dtype=np.float32)}, '"my": 1')
     model.metadata_props.add(key="who", value="me")
     raise_opset(model, 16)
-    assert [(node.domain, node.op_type) for node in model.graph.node] == [
-        ("my", "Double"),
-        ("", "Unknown"),
-        ("", "Add"),
-    ]
+    assert [f"{node.domain}.{node.op_type}" for node in model.graph.node] == ["my.Double", ".Unknown", ".Add"]
     assert [each.name for each in model.functions] == ["Double"]
     assert model.functions[0].opset_import[0].version == 16
     assert [(each.key, each.value) for each in model.metadata_props] == [("who", "me")]
@@ -104,7 +90,7 @@ def test_gradients_of_pooling_are_lowered_from_any_opset(opset):
         a = MaxPool <kernel_shape = [2, 2], strides = [2, 1]> (x)
         y = AveragePool <kernel_shape = [2, 3], strides = [1, 2]> (a)
     }"""
-    found = [run(lower(gradients(build(text, each), "y", "x")), x=X) for each in (opset, 17)]
+    found = [computed(lower(gradients(build(text, each), "y", "x")), {"x": X}) for each in (opset, 17)]
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
@@ -257,18 +243,11 @@ def model_of(op, inside=False):
             f"z = If (yes) <then_branch = a () => (float[N, T, 2, 2] inner) {branch}, "
             f"else_branch = e () => (float[N, T, 2, 2] inner) {branch}>"
         )
-    model = build_model(f"g ({inputs}) => (float[N, T, 2, 2] z) {{ {text} }}", 14)
     gates = LAYERS[op]
-    constants = {
-        "w": numbers(2, 2 * gates, 3),
-        "r": numbers(2, 2 * gates, 2, seed=1),
-        "b": numbers(2, 4 * gates, seed=2),
-    }
-    for name, value in constants.items():
-        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-    feeds = {"x": numbers(4, 5, 3), **{each: numbers(4, 2, 2, seed=3) for each in names}}
-    return model, {name: value.astype(np.float32) for name, value in feeds.items()}
+    shapes = {"w": (2, 2 * gates, 3), "r": (2, 2 * gates, 2), "b": (2, 4 * gates)}
+    constants = {name: floats(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+    model = build(f"g ({inputs}) => (float[N, T, 2, 2] z) {{ {text} }}", 14, constants | {"yes": True})
+    return model, {"x": floats(4, 5, 3), **{each: floats(4, 2, 2, seed=3) for each in names}}
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -277,14 +256,8 @@ def test_results_are_those_of_the_layer(op, inside):
     """The reference takes batches in front; onnxruntime takes what becomes of the layer, in branches, too."""
     model, feeds = model_of(op, inside)
     expected = run_model(model_of(op)[0], feeds)[0]
-    written = load(model)
-    assert onnxruntime.InferenceSession(written.SerializeToString()).run(None, feeds)[0] == pytest.approx(
-        expected, 1e-5
-    )
-    lowered = lower(model)
-    assert onnxruntime.InferenceSession(lowered.SerializeToString()).run(None, feeds)[0] == pytest.approx(
-        expected, 1e-5
-    )
+    for written in (load(model), lower(model)):
+        assert computed(written, feeds)[0] == pytest.approx(expected, 1e-5)
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -294,9 +267,8 @@ def test_gradients_run_in_onnxruntime(op, plain):
     model, feeds = model_of(op)
     wanted = [*feeds, "w", "r", "b"]
     expected = run_model(gradients(model, "z", wanted, plain=True), feeds)
-    graph = gradients(model, "z", wanted, plain=plain)
-    session = (onnxruntime.InferenceSession if plain else InferenceSession)(graph.SerializeToString())
-    for mine, other in zip(session.run(None, feeds), expected, strict=True):
+    found = computed(gradients(model, "z", wanted, plain=plain), feeds, plain)
+    for mine, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
@@ -321,8 +293,7 @@ def eval_model(content):
 
 def run_small(found):
     x = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
-    session = onnxruntime.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
-    return x, session.run(None, {"x": x})[0]
+    return x, computed(found, {"x": x})[0]
 
 
 def by_given_statistics(x):
@@ -383,23 +354,21 @@ def branches(graph):
 
 
 def branching():
-    model = build_model(TEXT)
+    model = build(TEXT, constants={"w": floats(3, 2, seed=9)})
     for seed, branch in enumerate(branches(model.graph)):
         name, is_node = PLACES[branch.name]
-        tensor = numpy_helper.from_array(numbers(*SHAPES[name], seed=seed).astype(np.float32), name)
+        tensor = numpy_helper.from_array(floats(*SHAPES[name], seed=seed), name)
         if is_node:
             branch.node.insert(0, helper.make_node("Constant", [], [name], value=tensor))
         else:
             branch.initializer.append(tensor)
-    model.graph.initializer.append(numpy_helper.from_array(numbers(3, 2, seed=9).astype(np.float32), "w"))
     onnx.checker.check_model(model, full_check=True)
     return model
 
 
 def both(model):
-    session = onnxruntime.InferenceSession(model.SerializeToString())
-    x = numbers(4, 3).astype(np.float32)
-    return [session.run(None, {"x": x, "positive": np.array(positive)})[0] for positive in (True, False)]
+    x = floats(4, 3)
+    return [computed(model, {"x": x, "positive": np.array(positive)})[0] for positive in (True, False)]
 
 
 def test_results_stay_and_every_weight_is_an_initializer():
@@ -416,22 +385,17 @@ def test_a_constant_that_is_a_result_stays():
     text = """g (bool c) => (float[2] y) { y = If (c) <
         then_branch = a () => (float[2] p) { p = Constant <value = float[2] {1, 2}> () },
         else_branch = b () => (float[2] q) { q = Constant <value = float[2] {3, 4}> () }> }"""
-    written = load(build_model(text))
-    session = onnxruntime.InferenceSession(written.SerializeToString())
-    assert [session.run(None, {"c": np.array(c)})[0].tolist() for c in (True, False)] == [[1, 2], [3, 4]]
+    written = load(build(text))
+    assert [computed(written, {"c": np.array(c)})[0].tolist() for c in (True, False)] == [[1, 2], [3, 4]]
 
 
 def test_gradients_are_asked_for_by_their_names():
-    model = build_model(
-        """g (float[N, 3] x, bool c) => (float[N, 2] y) { y = If (c) <
+    text = """g (float[N, 3] x, bool c) => (float[N, 2] y) { y = If (c) <
         then_branch = a () => (float[N, 2] p) { w = Constant <value = float[3, 2] {1, 2, 3, 4, 5, 6}> ()
             p = MatMul(x, w) },
         else_branch = b () => (float[N, 2] q) { q = MatMul(x, v) }> }"""
-    )
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros((3, 2), np.float32), "v"))
-    graph = gradients(model, "y", ["w", "v"], plain=True)
-    x = numbers(4, 3).astype(np.float32)
-    session = onnxruntime.InferenceSession(graph.SerializeToString())
-    _, dw, dv = session.run(None, {"x": x, "c": np.array(True)})
+    graph = gradients(build(text, constants={"v": np.zeros((3, 2), np.float32)}), "y", ["w", "v"], plain=True)
+    x = floats(4, 3)
+    _, dw, dv = computed(graph, {"x": x, "c": np.array(True)})
     np.testing.assert_allclose(dw, np.repeat(x.sum(0)[:, None], 2, 1), rtol=1e-5)
     assert not dv.any()

@@ -19,12 +19,9 @@ def made(found):
     return [name for node in found.graph.node for name in node.output]
 
 
-def left(body, opset=17, x=X, given="float[N, 3, 4] x", batches=(), result="float", constants=None, **options):
+def left(body, opset=17, x=X, given="float[N, 3, 4] x", batches=(), constants=None, **options):
     """The operators that are left of a graph that computes y from x."""
-    model = build(f"g ({given}) => ({result} y) {{ {body} }}", constants or {}, opset)
-    for value in model.graph.output:
-        del value.type.tensor_type.shape.dim[:]
-        value.type.tensor_type.ClearField("shape")
+    model = build(f"g ({given}) => (float[] y) {{ {body} }}", constants or {}, opset)
     return operators(prepared(model, {"x": x}, *({"x": each} for each in batches), **options))
 
 

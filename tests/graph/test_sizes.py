@@ -2,18 +2,17 @@
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from differences import build, run
+from differences import build, computed, run
 from gradient_cases import numbers
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from opgrad.gradients import gradients
 from opgrad.onnx.graph import inference
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.sizes import VAGUE, are_equal, known, sizes_in
 from opgrad.onnx.passes.sizes import Term, terms_of
-from opgrad.onnxruntime import InferenceSession, lower
+from opgrad.onnxruntime import lower
 
 NAMES = ("?", "", "-1", "unk__3", "None", "unknown", " ? ")
 
@@ -40,10 +39,9 @@ CASES = {
 def model_of(name, size):
     """The model of a case with this name, or None, for every size of its inputs and of what it makes."""
     body, *shapes = CASES[name]
-    model = build(f"g (float x, float b) => (float y) {{ {body} }}")
+    model = build(f"g (float x, float b) => (float[] y) {{ {body} }}")
     for value, shape in zip(model.graph.input, shapes, strict=True):
         value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, [size] * len(shape)))
-    model.graph.output[0].type.tensor_type.ClearField("shape")
     rank = len(onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape.dim)
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [size] * rank))
     return model, {key: floats(*shape) for key, shape in zip("xb", shapes, strict=True)}
@@ -54,20 +52,14 @@ def model_of(name, size):
 def test_gradients_have_the_shapes_of_their_values(name, size, plain):
     model, feeds = model_of(name, size)
     wanted = list(feeds)
-    found = dict(zip(["y", *wanted], _run(gradients(model, "y", wanted, plain=plain), feeds, plain), strict=True))
+    graph = gradients(model, "y", wanted, plain=plain)
+    results = run(graph, feeds) if plain else computed(graph, feeds, plain)
+    found = dict(zip(["y", *wanted], results, strict=True))
     open_model, _ = model_of(name, None)
     expected = run(gradients(open_model, "y", wanted, plain=True), feeds)[1:]
     for key, other in zip(wanted, expected, strict=True):
         assert found[key].shape == feeds[key].shape
         np.testing.assert_allclose(found[key], other, rtol=1e-5, atol=1e-5)
-
-
-def _run(model, feeds, plain):
-    if plain:
-        return run(model, feeds)
-    from opgrad.onnxruntime import InferenceSession
-
-    return InferenceSession(model.SerializeToString()).run(None, feeds)
 
 
 def test_names_stay_names():
@@ -127,24 +119,15 @@ CLASSICAL = {
 @pytest.mark.parametrize("op", CLASSICAL)
 def test_sizes_behind_operators_of_classical_models(op):
     """Behind columns that ArrayFeatureExtractor takes, and for trees behind a value of any rank."""
-    first, rank = "ArrayFeatureExtractor", None
+    first, rank = "ai.onnx.ml.ArrayFeatureExtractor", None
     if op == "TreeEnsembleRegressor":
         first, rank = "Reshape", 2
-    nodes = [
-        helper.make_node(first, ["x", "places"], ["a"], domain="" if first == "Reshape" else "ai.onnx.ml"),
-        helper.make_node(op, ["a"], ["t"], domain="ai.onnx.ml", **CLASSICAL[op]),
-        helper.make_node("Mul", ["t", "w"], ["y"]),
-    ]
-    places = helper.make_tensor_value_info("places", TensorProto.INT64, ["k"])
-    constant = numpy_helper.from_array(np.array([0, 2, 3]), "places")
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4]), *([places] if rank else [])]
-    inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [1]))
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "g", inputs, [output], [] if rank else [constant])
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    text = f"""g (float[n, 4] x, {"int64[k] places, " if rank else ""}float[1] w) => (float[] y) {{
+        a = {first}(x, places)  t = ai.onnx.ml.{op}(a)  y = Mul(t, w) }}"""
+    model = build(text, 18, {} if rank else {"places": [0, 2, 3]}, '"ai.onnx.ml": 3')
+    model.graph.node[1].attribute.extend(helper.make_attribute(*each) for each in CLASSICAL[op].items())
     feeds = {"x": floats(5, 4), "w": floats(1, seed=1)} | ({"places": np.array([-1, 4])} if rank else {})
-    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+    expected = computed(model, feeds)[0]
     sizes = Graph(model).sizes("t")
     assert len(sizes) == expected.ndim
     if not rank:
@@ -182,34 +165,29 @@ BODY = """
     z = Mul(h, q)
     y = Add(z, bias)
 """
-WEIGHTS = {"w": numbers(6, 4), "k": numbers(2, 2, 1, 1), "bias": numbers(4)}
+WEIGHTS = {"w": floats(6, 4), "k": floats(2, 2, 1, 1), "bias": floats(4)}
 
 
 def model_with(*names):
     """A graph of pictures [.., 2, .., 6] with these names of the first size and of the third."""
-    model = build(f"g (float[A, 2, B, 6] x) => (float[A, 2, B, 4] y) {{ {BODY} }}")
+    constants = {**WEIGHTS, "first": [0], "rest": [-1, 8]}
+    model = build(f"g (float[A, 2, B, 6] x) => (float[A, 2, B, 4] y) {{ {BODY} }}", constants=constants)
     for value in (*model.graph.input, *model.graph.output):
         for axis, name in zip((0, 2), names, strict=True):
             value.type.tensor_type.shape.dim[axis].dim_param = name
-    arrays = {
-        **{name: each.astype(np.float32) for name, each in WEIGHTS.items()},
-        "first": np.array([0]),
-        "rest": np.array([-1, 8]),
-    }
-    model.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in arrays.items())
     return model
 
 
 def results(names, x):
     """The gradients in both forms, and the results of the lowered model."""
     plain, other = (gradients(model_with(*names), "y", ["x", *WEIGHTS], plain=plain) for plain in (True, False))
-    yield from onnxruntime.InferenceSession(plain.SerializeToString()).run(None, {"x": x})
-    yield from InferenceSession(other.SerializeToString()).run(None, {"x": x})
-    yield from onnxruntime.InferenceSession(lower(model_with(*names)).SerializeToString()).run(None, {"x": x})
+    yield from computed(plain, {"x": x})
+    yield from computed(other, {"x": x}, plain=False)
+    yield from computed(lower(model_with(*names)), {"x": x})
 
 
 def pictures():
-    return numbers(3, 2, 5, 6).astype(np.float32)
+    return floats(3, 2, 5, 6)
 
 
 @pytest.fixture(scope="module")

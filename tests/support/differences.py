@@ -13,7 +13,7 @@ from recurrent_reference import GRU, LSTM, RNN
 
 from opgrad.contract.declaration import reference as opgrad_reference
 from opgrad.gradients import gradients
-from opgrad.onnxruntime import lower
+from opgrad.onnxruntime import InferenceSession, lower
 
 STEP = 1e-6
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -151,9 +151,20 @@ def reference(model):
     return ReferenceEvaluator(model, new_ops=[*OWN, *OTHERS, Loop, Scan])
 
 
-def build(text, opset=17, domains='"com.microsoft": 1, "my": 1'):
-    """A model from the text of its graph and its functions."""
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, {domains}]> {text}')
+def build(text, opset=17, constants=(), domains='"com.microsoft": 1, "my": 1'):
+    """A model from the text of its graph and its functions, with initializers."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, {domains}]> {text}')
+    held = dict(constants).items()
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in held)
+    return model
+
+
+def computed(model, feeds, plain=True):
+    """The results of a model in stock onnxruntime, or in a session of opgrad."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    kind = onnxruntime.InferenceSession if plain else InferenceSession
+    return kind(model.SerializeToString(), options).run(None, feeds)
 
 
 def in_float32(model):
@@ -229,15 +240,31 @@ def float_results(model, results, outputs):
 
 def in_onnxruntime(model, feeds):
     """The results of the model in float32, in stock onnxruntime."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    narrow = lower(in_float32(model))
-    for value in narrow.graph.output:
-        if not value.type.WhichOneof("value"):  # which the reference does without
-            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
-    session = onnxruntime.InferenceSession(narrow.SerializeToString(), options)
-    wide = np.float64
-    return session.run(None, {name: x.astype(np.float32) if x.dtype == wide else x for name, x in feeds.items()})
+    given = {name: x.astype(np.float32) if x.dtype == np.float64 else x for name, x in feeds.items()}
+    return computed(with_types(lower(in_float32(model))), given)
+
+
+def slope_in_onnxruntime(model, name, direction, step, run, factor):
+    """How the sum of a result times factors changes along a direction of an initializer, of a model in float32.
+
+    run: what gives the result of a model, by onnxruntime's own kernels. Losses of float32 need wide steps.
+    """
+    ends = []
+    for sign in (1, -1):
+        moved = onnx.ModelProto.FromString(model.SerializeToString())
+        tensor = next(each for each in moved.graph.initializer if each.name == name)
+        value = numpy_helper.to_array(tensor) + sign * step * direction
+        tensor.CopyFrom(numpy_helper.from_array(value.astype(np.float32), name))
+        ends.append((run(moved).astype(np.float64) * factor).sum())
+    return (ends[0] - ends[1]) / (2 * step)
+
+
+def with_types(model):
+    """The model, whose results have the type float where it tells none, which the reference evaluator does without."""
+    for value in model.graph.output:
+        if not value.type.WhichOneof("value"):
+            value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
+    return model
 
 
 def run(model, feeds, evaluator=None):

@@ -3,9 +3,9 @@
 from contextlib import contextmanager
 from unittest import mock
 
+import differences
 import numpy as np
 import onnxruntime
-from onnx import numpy_helper, parser
 
 from opgrad.gradients import gradients
 from opgrad.onnx import passes
@@ -18,11 +18,7 @@ from opgrad.onnxruntime import InferenceSession
 
 def build(text, initializers=(), opset=17):
     """A model from the text of its graph, with initializers."""
-    found = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> {text}')
-    found.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(array), name) for name, array in dict(initializers).items()
-    )
-    return found
+    return differences.build(text, opset, initializers, '"com.microsoft": 1')
 
 
 def floats(*shape, seed=0):
