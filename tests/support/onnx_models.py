@@ -53,6 +53,14 @@ def run(model: bytes, feeds: dict[str, Any], **options: Any) -> list[np.ndarray]
     return InferenceSession(model, **options).run(None, outside(feeds))
 
 
+def run_node(op_type: str, feeds: dict[str, Any], *outputs: str, **given: Any) -> list[np.ndarray]:
+    """The results of one node for these inputs in order, None for one that is left out; outputs are float32."""
+    arrays = {name: None if value is None else np.asarray(value) for name, value in feeds.items()}
+    ports = [None if array is None else (name, array.dtype.name) for name, array in arrays.items()]
+    model = one_node(op_type, ports, [(name, "float32") for name in outputs or ("dx",)], **given)
+    return run(model, {name: array for name, array in arrays.items() if array is not None})
+
+
 def outside(feeds: dict[str, Any]) -> dict[str, np.ndarray]:
     """The feeds as onnxruntime's Python takes them."""
     arrays = {name: np.asarray(value) for name, value in feeds.items()}
