@@ -7,7 +7,6 @@ model it prints the largest difference between the losses of six steps and one e
 have other inputs or outputs, or the losses differ by more than float32 rounds.
 """
 
-import os
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from old_runtime import each_apart, trained
 from onnx import numpy_helper, parser
 
 RANDOM = np.random.default_rng(0)
@@ -85,22 +85,10 @@ def make(artifacts, case, folder, **more):
     )  # fmt: skip
 
 
-def losses(api, folder, batch):
+def losses(folder, batch):
     """The losses of some steps, and of an evaluation."""
-    state = api.CheckpointState.load_checkpoint(folder / "checkpoint")
-    module = api.Module(str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx"))
-    optimizer, found = api.Optimizer(str(folder / "optimizer_model.onnx"), module), []
-    for _ in range(STEPS):
-        module.train()
-        found.append(first(module(*batch)))
-        optimizer.step()
-        module.lazy_reset_grad()
-    module.eval()
-    return np.array([*found, first(module(*batch))])
-
-
-def first(results):
-    return float(results[0] if isinstance(results, list | tuple) else results)
+    found, evaluated, _ = trained(folder, [batch] * STEPS, [batch])
+    return np.array(found + evaluated)
 
 
 def ports(path):
@@ -110,7 +98,6 @@ def ports(path):
 
 
 def compare(name, case):
-    import onnxruntime.training.api as api
     from onnxruntime.training import artifacts as old
 
     from opgrad.training import artifacts as new
@@ -123,23 +110,14 @@ def compare(name, case):
         make(new, case, folders[1], **case.new)
         for file in ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"):
             assert ports(folders[0] / file) == ports(folders[1] / file), file
-        theirs, mine = (losses(api, folder, case.batch) for folder in folders)
+        theirs, mine = (losses(folder, case.batch) for folder in folders)
         difference = np.abs(mine - theirs).max()
         print(f"{name}: {theirs[0]:.6f} to {theirs[-1]:.6f}, difference {difference:.1e}")
         assert difference <= TOLERANCE * np.abs(theirs).max()
 
 
 def main():
-    """Each case in a process of its own: 1.19.2 ends some."""
-    failed = []
-    for name, case in cases():
-        child = os.fork()
-        if not child:
-            compare(name, case)
-            os._exit(0)
-        if os.waitpid(child, 0)[1]:
-            failed.append(name)
-    if failed:
+    if failed := each_apart(compare, cases()):
         sys.exit(f"differs: {', '.join(failed)}")
 
 

@@ -27,6 +27,7 @@ import onnx
 import onnxruntime
 import onnxruntime.training.api as api
 import torch
+from old_runtime import one_output_of_normalizations, reference, trained
 from onnxruntime.training import artifacts, onnxblock
 from torch import nn
 
@@ -172,21 +173,14 @@ def generate(name, arrays):
     edit(folder / "training_model.onnx", no_dropout)
     for file in sorted(folder.iterdir()):
         print(f"{name}/{file.name}: {file.stat().st_size} bytes")
-    reference = train(folder, batches(folder, arrays))
-    (folder / "reference.json").write_text(json.dumps(reference, indent=1) + "\n")
+    found = train(folder, batches(folder, arrays))
+    (folder / "reference.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def edit(path, change):
     model = onnx.load(path)
     change(model.graph)
     onnx.save(model, path)
-
-
-def one_output_of_normalizations(graph):
-    """Repair the evaluation graph: 1.19.2 sets training_mode to 0 but leaves three outputs, and cannot load that."""
-    for node in graph.node:
-        if node.op_type == "BatchNormalization":
-            del node.output[1:]
 
 
 def no_dropout(graph):
@@ -237,30 +231,17 @@ def train(folder, data):
     names, steps, test = data
     loss, gradients = first_gradients(folder, names, steps[0])
     np.savez_compressed(folder / "gradients.npz", **gradients)
-    state = api.CheckpointState.load_checkpoint(str(folder / "checkpoint"))
-    module = api.Module(str(folder / "training_model.onnx"), state, str(folder / "eval_model.onnx"))
-    optimizer = api.Optimizer(str(folder / "optimizer_model.onnx"), module)
-    optimizer.set_learning_rate(LEARNING_RATE[folder.name])
-    losses = []
-    for batch in steps:
-        module.train()
-        losses.append(float(module(*batch)))
-        optimizer.step()
-        module.lazy_reset_grad()
-    assert abs(losses[0] - loss) < 1e-6, (losses[0], loss)
-    module.eval()
-    return {
-        "producer": "onnxruntime-training-cpu 1.19.2",
-        "data": "rows = default_rng(1).permutation(1797); test = rows[1500:]; evaluation takes 250 of it, 50 at a time",
-        "steps": "order = rows[:1500][default_rng(100).permutation(1500)]; step k takes order[50 * k : 50 * k + 50]",
-        "inputs": {name: RULES[name] for name in names},
-        "learning_rate": LEARNING_RATE[folder.name],
-        "batch_size": BATCH,
-        "loss_per_step": losses,
-        "eval_loss_per_batch": [float(module(*batch)) for batch in test],
-        # BatchNormInternal writes its running statistics into the frozen parameters that it reads.
-        "frozen_after": {name: each.data.tolist() for name, each in state.parameters if not each.requires_grad},
-    }
+    # BatchNormInternal writes its running statistics into the frozen parameters that it reads.
+    found = trained(folder, steps, test, LEARNING_RATE[folder.name])
+    assert abs(found[0][0] - loss) < 1e-6, (found[0][0], loss)
+    return reference(
+        *found,
+        data="rows = default_rng(1).permutation(1797); test = rows[1500:]; evaluation takes 250 of it, 50 at a time",
+        steps="order = rows[:1500][default_rng(100).permutation(1500)]; step k takes order[50 * k : 50 * k + 50]",
+        inputs={name: RULES[name] for name in names},
+        learning_rate=LEARNING_RATE[folder.name],
+        batch_size=BATCH,
+    )
 
 
 BUFFER_SUFFIX = "_grad.accumulation.buffer"
