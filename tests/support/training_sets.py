@@ -3,16 +3,24 @@
 import numpy as np
 from artifact_sets import EXAMPLES
 
+from opgrad.training import load_named
 from opgrad.training.api import CheckpointState, Module, Optimizer
+from opgrad.training.run.recipe import Recipe
 
 DIGITS = EXAMPLES / "digits"
 
 
-def load(folder=DIGITS, **arguments):
-    """State, module and optimizer of an artifact set."""
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+def load(folder=DIGITS, checkpoint=None, **arguments):
+    """State, module and optimizer of an artifact set, with its own checkpoint or another."""
+    state = CheckpointState.load_checkpoint(checkpoint or folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx", **arguments)
     return state, module, Optimizer(folder / "optimizer_model.onnx", module)
+
+
+def training_and_test_data(artifacts):
+    """The digits for an example's set, parted as its recipe says."""
+    recipe = Recipe.load(artifacts.directory)
+    return load_named("digits", artifacts.inputs, recipe.divide).split(recipe.test_rows or 0, recipe.split_seed)
 
 
 def batch(rows=4, seed=0):

@@ -17,10 +17,14 @@ import pytest
 from model_sets import SETS
 from processes import run_processes
 
-from opgrad.training.engine.distributed import OneProcess
+from opgrad.training import ArtifactSet
+from opgrad.training.api import CheckpointState, Module, Optimizer
+from opgrad.training.engine.distributed import OneProcess, Processes
 from opgrad.training.files.artifact_set import AdamWRule, SGDRule
-from opgrad.training.run.fit import Fit, step_rows
+from opgrad.training.run import job
+from opgrad.training.run.fit import Fit, Interrupted, step_rows
 from opgrad.training.run.recipe import Recipe
+from opgrad.training.run.state import LAST, Resumption
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
@@ -52,8 +56,6 @@ def test_parts_are_the_batches(size, whole):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_collective_that_ends_as_the_wait_for_it_does(fails):
-    from opgrad.training.engine.distributed import Processes
-
     processes: Any = Processes.__new__(Processes)
     waits = []
     processes._store, processes._group, processes.seconds = None, None, 0.0
@@ -70,18 +72,16 @@ def test_collective_that_ends_as_the_wait_for_it_does(fails):
     assert waits == [0, 1]
 
 
-def trained(rank, folder, accumulate, validation, stop):
-    """A run of these processes: the losses of its epochs, and digests of gradients and parameters on every process."""
-    from opgrad.training import ArtifactSet
-    from opgrad.training.engine.distributed import Processes
-    from opgrad.training.run import job
-    from opgrad.training.run.fit import Interrupted
-    from opgrad.training.run.recipe import Recipe
-
-    recipe = Recipe.load(DIGITS)
+def run_of(folder, accumulate, validation, progress, *processes):
+    """A run of two epochs on the digits."""
     settings = {"epochs": 2, "batch_size": 50 // accumulate, "accumulate": accumulate, "validation": validation}
-    recipe = Recipe(**{**vars(recipe), **settings})
-    processes, seen = Processes(), []
+    recipe = replace(Recipe.load(DIGITS), **settings)
+    return job.train(ArtifactSet.load(DIGITS), recipe, None, folder, progress, None, *processes)
+
+
+def trained(rank, folder, accumulate, validation, stop):
+    """A run of these processes: the losses of its epochs, how many steps there were, and the part of communication."""
+    seen = []
 
     def progress(done, total, loss, validation_loss, speed):
         seen.append(done)
@@ -89,21 +89,11 @@ def trained(rank, folder, accumulate, validation, stop):
             signal.raise_signal(signal.SIGINT)
 
     try:
-        run = job.train(ArtifactSet.load(DIGITS), recipe, None, Path(folder) / "run", progress, None, processes)
+        run = run_of(Path(folder) / "run", accumulate, validation, progress, Processes())
     except Interrupted as interrupted:
         return {"steps": len(seen), "checkpoint": str(interrupted.checkpoint)}
     losses = [epoch.train_loss for epoch in run.state.history] if run else None
     return {"losses": losses, "steps": len(seen), "communication": run.communication if run else None}
-
-
-def alone(folder, accumulate, validation):
-    from opgrad.training import ArtifactSet
-    from opgrad.training.run import job
-    from opgrad.training.run.recipe import Recipe
-
-    settings = {"epochs": 2, "batch_size": 50 // accumulate, "accumulate": accumulate, "validation": validation}
-    recipe = Recipe(**{**vars(Recipe.load(DIGITS)), **settings})
-    return job.train(ArtifactSet.load(DIGITS), recipe, None, Path(folder) / "alone", lambda *each: None)
 
 
 def cases(rank, folder):
@@ -114,26 +104,20 @@ def cases(rank, folder):
         found[name] = trained(rank, f"{folder}/{name}", *arguments)
     Path(folder, "stopped").mkdir(exist_ok=True)
     found["stopped"] = trained(rank, f"{folder}/stopped", 1, None, 5)
-    found["module"] = module(rank)
+    found["module"] = module(rank, 3, process_group=torch.distributed.group.WORLD)
     found["done"], found["failed"] = started_after_the_end(rank, folder), failed(rank, folder)
-    found["rows"] = {name: trained_by_rows(folder, rule, norm)[0] for name, (rule, norm) in BY_ROWS.items()}
+    found["rows"] = {name: trained_by_rows(folder, rule, norm) for name, (rule, norm) in BY_ROWS.items()}
     found["ended"] = ended(rank, folder)  # the last, since one process takes part in fewer exchanges than the others
     return found
 
 
 def ended(rank, folder):
     """What processes raise of which the second one fails after its third step, and after how many seconds."""
-    from opgrad.training import ArtifactSet
-    from opgrad.training.engine.distributed import Processes
-    from opgrad.training.run import job
-    from opgrad.training.run.recipe import Recipe
-
-    seen, stopped = [], []
+    seen = []
 
     def progress(*_):
         seen.append(time.perf_counter())
         if rank == 1 and len(seen) == 3:
-            stopped.append(time.perf_counter())
             raise ValueError("its disk is\nfull")
 
     given = (ArtifactSet.load(DIGITS), Recipe.load(DIGITS), None, Path(folder) / "ended", progress)
@@ -148,26 +132,16 @@ BY_ROWS = {"adamw": (AdamWRule(weight_decay=0.1), None), "sgd, clipped": (SGDRul
 
 
 def trained_by_rows(folder, rule, norm, processes=None):
-    """The test loss of a run whose tables are trained by rows, and whether every process has the same parameters."""
-    from opgrad.training import ArtifactSet
-    from opgrad.training.engine.distributed import Processes
-    from opgrad.training.run import job
-    from opgrad.training.run.recipe import Recipe
-
+    """The training loss of the last epoch of a run whose tables are trained by rows."""
     artifacts = replace(ArtifactSet.load(ITEMS.folder), rule=rule)
     recipe = Recipe(epochs=2, batch_size=15, learning_rate=0.02, clip_norm=norm, row_wise=TABLES)
     file = Path(folder) / "items.npz"
     run = job.train(artifacts, recipe, file, Path(folder) / "items", lambda *_: None, None, processes or Processes())
-    return (run.state.history[-1].train_loss, run.test.loss) if run else (None, None)
+    return run.state.history[-1].train_loss if run else None
 
 
 def started_after_the_end(rank, folder):
     """What processes do that are started anew after one was lost behind the last checkpoint."""
-    from opgrad.training import ArtifactSet
-    from opgrad.training.engine.distributed import Processes
-    from opgrad.training.run import job
-    from opgrad.training.run.state import LAST, Resumption
-
     output = Path(folder, "plain", "run")
     done = Resumption.read(output / LAST, may_be_done=True)
     given = (ArtifactSet.load(DIGITS), done.state.recipe, None, output.parent / "anew", lambda *each: None)
@@ -188,21 +162,18 @@ def failed(rank, folder):
     return None
 
 
-def module(rank):
-    """What a module's steps over the processes come to, beside those of all batches in one."""
-    from opgrad.training.api import CheckpointState, Module, Optimizer
-
+def module(rank=0, size=1, **given):
+    """What a module's steps over the processes come to, or those of one with all batches."""
     state = CheckpointState.load_checkpoint(DIGITS / "checkpoint")
     if rank:  # the first one's are taken
         for _, parameter in state.parameters:
             parameter.data = parameter.data + 1
-    files = [str(DIGITS / name) for name in ("training_model.onnx", "eval_model.onnx")]
-    model = Module(files[0], state, files[1], process_group=torch.distributed.group.WORLD)
-    optimizer = Optimizer(str(DIGITS / "optimizer_model.onnx"), model)
+    model = Module(DIGITS / "training_model.onnx", state, DIGITS / "eval_model.onnx", **given)
+    optimizer = Optimizer(DIGITS / "optimizer_model.onnx", model)
     rng, norms = np.random.default_rng(3), []
     for _ in range(3):
         pixels, digits = rng.random((30, 64), np.float32), rng.integers(0, 10, 30)
-        model(pixels[rank::3], digits[rank::3])
+        model(pixels[rank::size], digits[rank::size])
         norms.append(model.clip_grad_norm(0.5))
         optimizer.step()
         model.lazy_reset_grad()
@@ -213,7 +184,7 @@ def test_three_processes_train_as_one_does(tmp_path):
     np.savez(tmp_path / "items.npz", **ITEMS.rows())
     found = run_processes(cases, 3, str(tmp_path), str(tmp_path))
     for name, arguments in {"plain": (1, None), "accumulated": (2, 100)}.items():
-        one = alone(tmp_path, *arguments)
+        one = run_of(tmp_path / "alone", *arguments, lambda *_: None)
         np.testing.assert_allclose(found[0][name]["losses"], [e.train_loss for e in one.state.history], rtol=1e-6)
         assert 0 < found[0][name]["communication"] < 1
         assert [each[name]["losses"] for each in found[1:]] == [None, None]
@@ -230,10 +201,10 @@ def test_three_processes_train_as_one_does(tmp_path):
         assert each["error"] == "train: process 1 of 3 has failed: its disk is full"
         assert each["seconds"] < 30  # where the group's own timeout is half an hour
     for name, (rule, norm) in BY_ROWS.items():
-        one, _ = trained_by_rows(tmp_path, rule, norm, OneProcess())
+        one = trained_by_rows(tmp_path, rule, norm, OneProcess())
         assert found[0]["rows"][name] == pytest.approx(one, rel=1e-5), name
     assert len({json.dumps(each["module"]) for each in found}) == 1
-    for name, wanted in module_alone().items():
+    for name, wanted in module().items():
         assert found[0]["module"][name] == pytest.approx(wanted, rel=1e-5)
 
 
@@ -247,22 +218,6 @@ def test_a_process_without_rows_adds_nothing():
     fit._schedule, fit.state = SimpleNamespace(at=lambda step: 0.1), SimpleNamespace(steps=0)
     fit._step(iter(()), SimpleNamespace(parts=(), batches=1), SimpleNamespace(requested=False))
     assert gradients.tolist() == [0, 0, 0, 0]
-
-
-def module_alone():
-    from opgrad.training.api import CheckpointState, Module, Optimizer
-
-    state = CheckpointState.load_checkpoint(DIGITS / "checkpoint")
-    files = [str(DIGITS / name) for name in ("training_model.onnx", "eval_model.onnx")]
-    model = Module(files[0], state, files[1])
-    optimizer = Optimizer(str(DIGITS / "optimizer_model.onnx"), model)
-    rng, norms = np.random.default_rng(3), []
-    for _ in range(3):
-        model(rng.random((30, 64), np.float32), rng.integers(0, 10, 30))
-        norms.append(model.clip_grad_norm(0.5))
-        optimizer.step()
-        model.lazy_reset_grad()
-    return {"norms": norms, "sum": float(np.abs(model.get_contiguous_parameters().numpy()).sum(dtype=np.float64))}
 
 
 @pytest.mark.skipif("OPGRAD_PROCESSES" not in os.environ, reason="half a minute of torchrun: set OPGRAD_PROCESSES")

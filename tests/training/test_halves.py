@@ -9,9 +9,10 @@ from command import succeeds
 from halved_models import KINDS, halved
 from onnx import TensorProto, numpy_helper
 from small_models import build, images, normal
+from training_sets import load
 
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
-from opgrad.training.api import CheckpointState, Module, Optimizer
+from opgrad.training.api import CheckpointState
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.engine.trainer import FACTOR, LossScale
 
@@ -138,14 +139,7 @@ def test_running_statistics_are_kept_in_float32(kind, precision, tmp_path):
 def test_module_and_optimizer(kind, precision, tmp_path):
     artifacts = made(halved(small(), kind), tmp_path, precision=precision)
     given, trainer = batch(artifacts), Trainer(artifacts, learning_rate=0.01)
-    files = [tmp_path / name for name in ("training_model.onnx", "eval_model.onnx")]
-
-    def opened(checkpoint):
-        state = CheckpointState.load_checkpoint(tmp_path / checkpoint)
-        module = Module(files[0], state, files[1])
-        return state, module, Optimizer(tmp_path / "optimizer_model.onnx", module)
-
-    state, module, optimizer = opened("checkpoint")
+    state, module, optimizer = load(tmp_path)
     optimizer.set_learning_rate(0.01)
     for expected in losses(trainer, given, 3):
         module.lazy_reset_grad()
@@ -153,7 +147,7 @@ def test_module_and_optimizer(kind, precision, tmp_path):
         optimizer.step()
     assert state.parameters["w"].data.dtype == np.float32
     CheckpointState.save_checkpoint(state, tmp_path / "last", True)
-    again, other, other_optimizer = opened("last")
+    again, other, other_optimizer = load(tmp_path, tmp_path / "last")
     for each, step in ((module, optimizer), (other, other_optimizer)):
         each.lazy_reset_grad()
         each(*given.values())
@@ -193,9 +187,8 @@ def test_steps_whose_gradients_overflow_are_skipped(tmp_path, monkeypatch):
     assert (trainer.loss_scale.skipped, trainer.loss_scale.factor) == (2, 2.0**20)
     np.testing.assert_array_equal(trainer.parameters["w"], before)
     assert trainer.optimizer.steps == 0
-    monkeypatch.setattr(
-        "opgrad.training.engine.trainer.MOST_SKIPPED", 2
-    )  # so many in a row are no matter of the factor
+    # So many in a row are no matter of the factor.
+    monkeypatch.setattr("opgrad.training.engine.trainer.MOST_SKIPPED", 2)
     trainer.step(given)
     assert not np.isfinite(trainer.parameters["w"]).all()
 

@@ -12,12 +12,13 @@ from command import succeeds
 from lowered_sets import NAMES, batch_inputs
 from model_sets import SETS
 from sklearn.datasets import load_digits
+from training_sets import load
 
 from opgrad.gradients import gradients
 from opgrad.onnx.graph import graph as graphs
 from opgrad.onnxruntime import lower
-from opgrad.training import ArtifactSet, Trainer, artifacts, read_checkpoint
-from opgrad.training.api import CheckpointState, Module, Optimizer
+from opgrad.training import ArtifactSet, Trainer, read_checkpoint
+from opgrad.training.api import CheckpointState
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
@@ -33,15 +34,9 @@ def batches(name, reference):
     return ([[inputs[each][part] for each in reference["inputs"]] for part in parts] for parts in (steps, test))
 
 
-def opened(folder, checkpoint):
-    state = CheckpointState.load_checkpoint(checkpoint)
-    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
-    return state, module, Optimizer(folder / "optimizer_model.onnx", module)
-
-
 def check_losses(folder, reference, steps, evaluations, rtol):
     """Those of the steps and of the evaluations, and frozen values behind them; returns state and module."""
-    state, module, optimizer = opened(folder, folder / "checkpoint")
+    state, module, optimizer = load(folder)
     optimizer.set_learning_rate(reference["learning_rate"])
     losses = []
     for batch in steps:
@@ -76,9 +71,7 @@ FILES = ("training_model.onnx", "eval_model.onnx", "checkpoint", "optimizer_mode
 @pytest.mark.parametrize("name", ["digits", "digits_attention"])
 def test_the_contract_of_the_old_package(name, tmp_path):
     old = EXAMPLES / name
-    made = generate_artifacts(
-        old / "forward.onnx", loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW, artifact_directory=tmp_path
-    )
+    made = generate_artifacts(old / "forward.onnx", None, None, LossType.CrossEntropyLoss, OptimType.AdamW, tmp_path)
     assert made.files == FILES
     assert {file.name for file in tmp_path.iterdir()} == {*FILES}
     mine, theirs = (onnx.load(folder / "training_model.onnx").graph for folder in (tmp_path, old))
@@ -114,9 +107,7 @@ def test_types_are_inferred_a_few_times(model, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["digits", "digits_attention"])
 def test_losses_are_those_of_the_old_artifacts(name, tmp_path):
     old = EXAMPLES / name
-    generate_artifacts(
-        old / "forward.onnx", loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW, artifact_directory=tmp_path
-    )
+    generate_artifacts(old / "forward.onnx", None, None, LossType.CrossEntropyLoss, OptimType.AdamW, tmp_path)
     sets = [ArtifactSet.load(folder) for folder in (tmp_path, old)]
     random, data = np.random.default_rng(0), sets[0].inputs[0]
     values = random.random((20, 64), np.float32) if data.dtype == np.float32 else random.integers(0, 17, (20, 64))
@@ -144,13 +135,7 @@ def test_artifacts_of_the_same_model_have_the_same_operators_and_losses(original
         del values[:]
         values.extend(copies)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(each, name) for name, each in parameters.items())
-    artifacts.generate_artifacts(
-        model,
-        list(parameters),
-        loss=artifacts.LossType.CrossEntropyLoss,
-        optimizer=artifacts.OptimType.AdamW,
-        artifact_directory=tmp_path,
-    )
+    generate_artifacts(model, list(parameters), None, LossType.CrossEntropyLoss, OptimType.AdamW, tmp_path)
     recurrent = [recurrent_operators(each / "training_model.onnx") for each in (folder, tmp_path)]
     assert recurrent[0] == recurrent[1]
     steps, evaluations = ([each.values() for each in several] for several in original.batches())
@@ -177,7 +162,7 @@ def test_losses_are_those_of_the_reference(model, tmp_path):
     steps, evaluations = ([each.values() for each in several] for several in model.batches())
     state, module, evaluated = check_losses(model.folder, model.reference, steps, evaluations, ORIGINAL)
     CheckpointState.save_checkpoint(state, tmp_path / "saved", include_optimizer_state=True)
-    again = opened(model.folder, tmp_path / "saved")[1].eval()
+    again = load(model.folder, tmp_path / "saved")[1].eval()
     assert [first(again(*batch)) for batch in evaluations] == evaluated
     module.export_model_for_inferencing(tmp_path / "model.onnx", model.outputs)
     assert all(np.isfinite(each).all() for each in stock(tmp_path / "model.onnx", model.batches()[1][0]))

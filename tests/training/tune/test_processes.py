@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("PyTorch without torch.distributed", allow_module_level=True)
 
+from opgrad.training.engine.distributed import Processes  # noqa: E402
 from opgrad.tune import Tuner  # noqa: E402
 
 TEXTS = ["the cat sees a red tree .", "hello you", "what is small ?", "i am a bird .", "who are you"]
@@ -18,8 +19,6 @@ SETTINGS = {"epochs": 2, "batch_size": 5, "learning_rate": 0.01, "validation": 2
 
 def tuned(rank, folder):
     """The sums of the values on this process, and the losses of its run."""
-    from opgrad.training.engine.distributed import Processes
-
     tuner = Tuner(f"{folder}/model", lora="rank=2", pack=True)
     run = tuner.fit(f"{folder}/data.jsonl", f"{folder}/two", processes=Processes(), **SETTINGS)
     sums = {name: float(array.sum(dtype=np.float64)) for name, array in tuner.values.items()}
