@@ -10,19 +10,14 @@ import operator_pages
 import pytest
 import report
 from formulas import latex
+from snippets import executed
 
 from bench.cells import select
 
 ROOT = Path(__file__).parents[1]
 # Operators that move or describe arrays, for which words say more than signs.
-PROSE = {
-    "broadcast_gradient_args",
-    "average_pool_grad",
-    "concat_training",
-    "split_training",
-    "is_all_finite",
-    "reduce_all_l2",
-}
+PROSE = {f"{name}_training" for name in ("concat", "split")}
+PROSE |= {"broadcast_gradient_args", "average_pool_grad", "is_all_finite", "reduce_all_l2"}
 
 
 @pytest.mark.parametrize("path", report.documents(ROOT), ids=lambda path: path.name)
@@ -31,13 +26,7 @@ def test_generated_parts_are_up_to_date(path):
 
 
 def test_examples_for_those_who_come_from_onednn_run():
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / "reference" / "onednn.md").read_text(encoding="utf-8"), re.M | re.S
-    )
-    assert blocks
-    names = {}
-    for block in blocks:
-        exec(block, names)  # each goes on where the one before ended
+    assert executed("docs/reference/onednn.md")[1]
 
 
 @pytest.mark.parametrize("path", report.documents(ROOT), ids=lambda path: path.name)
@@ -48,9 +37,8 @@ def test_links_between_documents_lead_to_sections(path):
         assert linked.is_file(), target
         if section:
             headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
-            assert section in [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings], (
-                section
-            )
+            anchors = [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+            assert section in anchors
 
 
 def test_every_post_op_is_documented():
@@ -100,9 +88,8 @@ def test_every_formula_is_typeset(op):
     formula = " ".join(operator_pages.PARTS.fullmatch(inspect.getdoc(op.reference))["formula"].split())
     written = latex(formula)
     assert written.count("{") == written.count("}")
-    assert (
-        any(each.strip() and not each.strip().startswith(r"\text") for each in written.split("\n")) or op.name in PROSE
-    )
+    signs = [each for each in map(str.strip, written.split("\n")) if each and not each.startswith(r"\text")]
+    assert signs or op.name in PROSE
 
 
 @pytest.mark.parametrize(

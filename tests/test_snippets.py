@@ -31,7 +31,7 @@ HERE = [
 ELSEWHERE = {
     "CONTRIBUTING.md": "test_snippets.py",
     "docs/guides/arrays.md": "libraries/test_jax.py",
-    "docs/guides/artifacts.md": "training/test_artifacts_docs.py",
+    "docs/guides/artifacts.md": "training/test_docs.py",
     "docs/guides/cuda.md": "cuda/test_gpu.py",
     "docs/explain/cuda.md": "cuda/test_gpu.py",
     "docs/reference/gradients.md": "gradients/test_gradients.py",

@@ -1,14 +1,12 @@
 """What `gradients` gives and refuses: names, shapes, sums, branches, functions, users' rules, messages."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 from differences import build, run
 from gradient_cases import numbers
 from onnx import TensorProto, helper
+from snippets import executed
 
 from opgrad.gradients import NoGradient, gradients, register_gradient
 from opgrad.onnx.rules.node import RULES
@@ -253,11 +251,9 @@ def test_no_gradient_goes_through_what_does_not_change():
 
 
 def test_the_examples_of_the_documentation_run():
-    text = (Path(__file__).parents[2] / "docs" / "reference" / "gradients.md").read_text(encoding="utf-8")
-    rules, names = dict(RULES), {}
+    rules = dict(RULES)
     try:
-        for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
-            exec(block, names)
+        names, _ = executed("docs/reference/gradients.md")
         np.testing.assert_array_equal(names["positions_grad"], 2)
         node = helper.make_node("Scaled", ["x", "s"], ["y"], domain="my.domain", alpha=3.0)
         model = build("g (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = Mul(x, s) }", domains='"my.domain": 1')

@@ -34,6 +34,14 @@ def snippets(document):
     return [(part["kind"], part["options"], textwrap.dedent(part["code"])) for part in FENCE.finditer(text)]
 
 
+def executed(document):
+    """The names that the Python of a document leaves, each block where the one before ended; how many blocks it has."""
+    names, blocks = {}, [code for kind, _, code in snippets(document) if kind == "python"]
+    for code in blocks:
+        exec(compile(code, document, "exec"), names)
+    return names, len(blocks)
+
+
 def commands(document):
     """The words of each command line of opgrad in a document."""
     texts = [code for kind, _, code in snippets(document) if kind in ("", "sh")]

@@ -1,7 +1,6 @@
 """opgrad.training.api: what old training code relies on, calls, export, and what does not fit."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,11 @@ import pytest
 from artifact_sets import EXAMPLES, SETS, optimizer_model, write_linear_set
 from onnx import helper
 from onnxruntime import OrtValue
-from training_sets import DIGITS, assert_equal, batch, load, values
+from snippets import executed
+from training_sets import DIGITS, assert_equal, batch, load, training_and_test_data, values
 
-from opgrad.training import load_named, read_checkpoint, write_checkpoint
+from opgrad.training import ArtifactSet, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from opgrad.training.files.artifact_set import tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint
 from opgrad.training.run.recipe import Recipe
 
@@ -26,10 +25,7 @@ from opgrad.training.run.recipe import Recipe
 def test_the_old_loop_gives_the_losses_of_the_old_runtime(name):
     folder = EXAMPLES / name
     reference, recipe = json.loads((folder / "reference.json").read_text()), Recipe.load(folder)
-    graph = onnx.load(folder / "eval_model.onnx").graph
-    specs = [tensor_spec(value) for value in graph.input[:2]]
-    rows = load_named("digits", tuple(specs), recipe.divide)
-    training, test = rows.split(recipe.test_rows or 0, recipe.split_seed)
+    training, test = training_and_test_data(ArtifactSet.load(folder))
     _, module, optimizer = load(folder)
     optimizer.set_learning_rate(recipe.learning_rate)
     losses = []
@@ -418,14 +414,9 @@ def test_export_runs_without_opgrad(outputs, tmp_path):
 
 
 def test_the_examples_of_the_migration_guide_run(tmp_path, monkeypatch):
-    text = (EXAMPLES.parent / "docs" / "guides" / "migration.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     Path("artifacts").symlink_to(DIGITS, target_is_directory=True)
-    names = {}
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    assert len(blocks) == 3
-    for block in blocks:
-        exec(block, names)  # each goes on where the one before ended
+    assert executed("docs/guides/migration.md")[1] == 3
     assert Path("model.onnx").is_file()
 
 

@@ -1,8 +1,6 @@
 """What is said of scores before a training, exports after it, and exported steps in stock onnxruntime."""
 
 import json
-import re
-import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +14,7 @@ from artifact_sets import EXAMPLES, write_linear_set
 from command import cli, succeeds
 from portable_steps import FOLDERS, MODELS, RULES, Reference, batches, client
 from small_models import build, normal
+from snippets import commands, executed
 
 from opgrad.cli.step import step as step_command
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
@@ -144,13 +143,10 @@ def test_the_client_needs_no_opgrad_and_the_command_no_python(tmp_path):
 
 
 def test_the_client_of_the_document_runs(tmp_path, monkeypatch, capsys):
-    text = (EXAMPLES.parent / "docs" / "guides" / "portable.md").read_text(encoding="utf-8")
     (tmp_path / "examples").symlink_to(EXAMPLES, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
-    (command,) = re.findall(r"^opgrad (step .*)$", text, re.MULTILINE)[:1]
-    assert cli(*shlex.split(command))[0] == 0
-    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    exec(block, {})
+    succeeds(*next(words for words in commands("docs/guides/portable.md") if words[0] == "step"))
+    assert executed("docs/guides/portable.md")[1] == 1
     assert len(capsys.readouterr().out.split()) == 3
 
 

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from artifact_sets import EXAMPLES, SETS, write_checkpoint, write_linear_set
 from small_models import build
+from training_sets import training_and_test_data
 
 from opgrad.onnx.graph.graph import Graph
 from opgrad.training import ArtifactSet, Dataset, TensorSpec, Trainer, load_named, read_checkpoint
@@ -18,17 +19,11 @@ from opgrad.training.run.job import train
 from opgrad.training.run.recipe import Recipe
 
 
-def train_and_test_data(artifacts):
-    recipe = Recipe.load(artifacts.directory)
-    data = load_named("digits", artifacts.inputs, recipe.divide)
-    return data.split(recipe.test_rows or 0, recipe.split_seed)
-
-
 def trained(name):
     """A trainer after all epochs of an example's recipe, the mean loss of each, and the test data."""
     artifacts = ArtifactSet.load(EXAMPLES / name)
     recipe = Recipe.load(EXAMPLES / name)
-    data, test = train_and_test_data(artifacts)
+    data, test = training_and_test_data(artifacts)
     trainer = Trainer(artifacts, recipe.learning_rate)
     losses = []
     for epoch in range(recipe.epochs):
@@ -165,7 +160,7 @@ def digits():
 
 def test_steps_change_the_parameters_along_the_gradients(digits):
     trainer = Trainer(digits, 0.01)
-    data, _ = train_and_test_data(digits)
+    data, _ = training_and_test_data(digits)
     batch = dict(data.take(np.arange(7)).arrays)
     before = {name: array.copy() for name, array in trainer.parameters.items()}
     first = trainer.compute_gradients(batch)
