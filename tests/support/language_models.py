@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 WORDS = ["the", "cat", "dog", "bird", "sees", "likes", "a", "red", "blue", "small", "tree", ".", "hello", "what", "is"]
@@ -185,6 +186,35 @@ def quantize(path: Path, bits: int = 4, block: int = 16, zeros: bool = False, ap
     del model.graph.initializer[:]
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     onnx.save(model, path, save_as_external_data=apart, location="model.onnx.data", size_threshold=0)
+
+
+def scores(
+    model: onnx.ModelProto | Path, tokens: np.ndarray, values: dict[str, np.ndarray] | None = None,
+    adapter: Path | None = None, exact: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """The scores of a model, or of a file, in stock onnxruntime.
+
+    values: its other inputs. adapter: a file of onnxruntime's. exact: without onnxruntime's own fusions.
+    """
+    options, run = onnxruntime.SessionOptions(), onnxruntime.RunOptions()
+    options.log_severity_level = 3
+    if exact:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if adapter is not None:
+        held = onnxruntime.LoraAdapter()
+        held.Load(str(adapter))
+        run.add_active_adapter(held)
+    given = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+    session = onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+    return session.run(["logits"], {"input_ids": tokens, **(values or {})}, run)[0]
+
+
+def mean_loss(found: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """The mean cross-entropy of labels in float64, each with its weight."""
+    wide = found.astype(np.float64)
+    logs = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    terms = -np.take_along_axis(logs, labels[..., None], -1)[..., 0]
+    return float(np.average(terms, weights=weights))
 
 
 def vary_attention(path: Path) -> None:

@@ -4,9 +4,8 @@ import json
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from language_models import WORDS, make_folder, make_model
+from language_models import WORDS, make_folder, make_model, mean_loss, scores
 from onnx import TensorProto, helper, numpy_helper
 from runtime_cases_packed import packed as packed_weights
 
@@ -88,17 +87,6 @@ def values_of(adapters, seed=0):
     generator = np.random.default_rng(seed)
     shapes = {name: shape for each in adapters for name, shape in each.shapes.items()}
     return {name: generator.standard_normal(shape).astype(np.float32) / 4 for name, shape in shapes.items()}
-
-
-def scores(model, tokens, values=None):
-    session = onnxruntime.InferenceSession(model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"])
-    return session.run(["logits"], {"input_ids": tokens, **(values or {})})[0]
-
-
-def quiet():
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return options
 
 
 TOKENS = np.random.default_rng(0).integers(0, SIZE, (2, 5))
@@ -210,9 +198,7 @@ def packed():
             nodes.append(helper.make_node("Split", [f"{module}qkv", f"{module}sizes"], made, axis=-1))
         elif "k_proj" not in node.name and "v_proj" not in node.name:
             nodes.append(node)
-    kept = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
+    keep(model.graph.node, nodes)
     return model
 
 
@@ -239,12 +225,9 @@ def test_files_of_onnxruntime_and_of_peft(tmp_path, base):
     (tmp_path / "tuned").mkdir()
     names = write_tuned(tmp_path / "tuned", base, folder / "model.onnx", adapters, values, {})
     assert {"adapter.onnx_adapter", "model.onnx", peft.CONFIG, peft.WEIGHTS, "tokenizer.json"} <= set(names)
-    session = onnxruntime.InferenceSession(tmp_path / "tuned" / "model.onnx", quiet(), ["CPUExecutionProvider"])
-    adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
-    adapter.Load(str(tmp_path / "tuned" / "adapter.onnx_adapter"))
-    options.add_active_adapter(adapter)
+    found = scores(tmp_path / "tuned/model.onnx", TOKENS, adapter=tmp_path / "tuned/adapter.onnx_adapter")
     expected = scores(outputs.with_inputs(base, adapters), TOKENS, outputs.scaled(base, adapters, values))
-    np.testing.assert_array_equal(session.run(["logits"], {"input_ids": TOKENS}, options)[0], expected)
+    np.testing.assert_array_equal(found, expected)
     again, read_values = peft.read(tmp_path / "tuned", base)
     assert [each.name for each in again] == [each.name for each in adapters]
     assert [(each.lora.rank, each.lora.alpha) for each in again] == [(each.lora.rank, 6.0) for each in adapters]
@@ -370,9 +353,8 @@ def test_weights_that_layers_share_are_told(tmp_path):
     (note,) = Tuner(tmp_path / "model.onnx", train="*").adapted.setting().notes
     assert note.startswith(f"1 tensor read by several layers, trained as one: {name!r} by ")
     assert Tuner(tmp_path / "model.onnx", train="*down_proj*").adapted.setting().notes == ()
-    table, head = (
-        each for each in model.graph.initializer if each.name in ("model.embed_tokens.weight", "lm_head.weight")
-    )
+    held = {each.name: each for each in model.graph.initializer}
+    table, head = (held[name] for name in ("model.embed_tokens.weight", "lm_head.weight"))
     head.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table).T.copy(), head.name))
     onnx.save(model, tmp_path / "model.onnx")
     found = Tuner(tmp_path / "model.onnx", train=["*embed*", "lm_head.*"]).adapted.setting().notes
@@ -473,10 +455,8 @@ def as_packed(to, node):
     rows, columns = to.weights.pop(weight).shape
     stored = packed_weights(random.integers(0, 16, (columns, rows // 16, 16)), 4)
     scales = random.uniform(-0.05, 0.05, (columns, rows // 16)).astype(np.float32)
-    zeros, bias = (
-        packed_weights(random.integers(6, 10, scales.shape), 4),
-        random.normal(size=columns).astype(np.float32),
-    )
+    zeros = packed_weights(random.integers(6, 10, scales.shape), 4)
+    bias = random.normal(size=columns).astype(np.float32)
     parts = {"Q4": stored, "scales": scales, "zeros": zeros, "bias": bias}
     names = [to.constant(f"{weight}_{what}", each) for what, each in parts.items()]
     given = {"K": rows, "N": columns, "bits": 4, "block_size": 16, "domain": "com.microsoft"}
@@ -494,19 +474,8 @@ CASES = {
 TARGETS = {"GatherBlockQuantized": "embed_tokens|q"}
 
 
-def scores_of(model, values=None):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return session.run(["logits"], {"input_ids": PROMPT, **(values or {})})[0]
-
-
 def loss_of(logits):
-    """The mean cross-entropy of the batch in float64."""
-    logits = logits.astype(np.float64)
-    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    return -np.take_along_axis(logs, BATCH["labels"][..., None], -1).mean()
+    return mean_loss(logits, BATCH["labels"])
 
 
 WITH_DORA = [name for name in CASES if name.startswith(("MatMul", "Gemm"))]
@@ -528,7 +497,7 @@ def test_all_kinds_of_products(tmp_path, case):
     folder, loras, operator = case
     tuner = Tuner(folder, lora=loras, seed=1)
     assert operator in {each.product.op for each in tuner.adapters}
-    plain = scores_of(folder / "model.onnx")
+    plain = scores(folder / "model.onnx", PROMPT, exact=True)
     trainer = Trainer(tuner.adapted.setting(*PROMPT.shape).artifacts, learning_rate=0.01)
     losses = [trainer.step(BATCH) for _ in range(4)]
     assert losses[0] == pytest.approx(loss_of(plain), rel=1e-5)
@@ -537,14 +506,11 @@ def test_all_kinds_of_products(tmp_path, case):
     tuner.adapted.use(learned)
     tuner.save(tmp_path / "tuned")
     tuner.merge(tmp_path / "merged")
-    np.testing.assert_allclose(scores_of(tmp_path / "tuned/model.onnx"), plain, rtol=1e-5, atol=1e-5)
-    merged = scores_of(tmp_path / "merged/model.onnx")
+    tuned, adapter = tmp_path / "tuned/model.onnx", tmp_path / "tuned/adapter.onnx_adapter"
+    np.testing.assert_allclose(scores(tuned, PROMPT, exact=True), plain, rtol=1e-5, atol=1e-5)
+    merged = scores(tmp_path / "merged/model.onnx", PROMPT, exact=True)
     assert loss_of(merged) == pytest.approx(trainer.step(BATCH), rel=1e-4)
-    adapter, run = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
-    adapter.Load(str(tmp_path / "tuned/adapter.onnx_adapter"))
-    run.add_active_adapter(adapter)
-    session = onnxruntime.InferenceSession(tmp_path / "tuned/model.onnx", providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(["logits"], {"input_ids": PROMPT}, run)[0], merged, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(scores(tuned, PROMPT, adapter=adapter), merged, rtol=1e-4, atol=1e-4)
     again = Tuner(folder, adapter=tmp_path / "tuned")
     assert [each.name for each in again.adapters] == [each.name for each in tuner.adapters]
     for name, array in learned.items():
@@ -583,9 +549,8 @@ def test_kernels_of_several_points_are_no_products(tmp_path):
 
 def steps(folder, options, seed=3, count=3):
     """The losses of some steps, and the parameters behind them."""
-    trainer = Trainer(
-        Tuner(folder, lora=options, seed=seed).adapted.setting(*PROMPT.shape).artifacts, learning_rate=0.02
-    )
+    setting = Tuner(folder, lora=options, seed=seed).adapted.setting(*PROMPT.shape)
+    trainer = Trainer(setting.artifacts, learning_rate=0.02)
     return [trainer.step(BATCH) for _ in range(count)], trainer.parameters
 
 
@@ -598,7 +563,8 @@ def test_dropout(tmp_path):
     for name, array in values.items():
         assert array.tobytes() == again[name].tobytes()
     without, _ = steps(folder, options.replace("0.4", "0"))
-    assert first[0] == without[0] == pytest.approx(loss_of(scores_of(folder / "model.onnx")), rel=1e-5)
+    expected = loss_of(scores(folder / "model.onnx", PROMPT, exact=True))
+    assert first[0] == without[0] == pytest.approx(expected, rel=1e-5)
     assert first[2] != without[2]
     other, _ = steps(folder, options, seed=4)
     assert other[0] == first[0]
@@ -617,9 +583,8 @@ def test_dropout_with_layers_that_are_computed_again(tmp_path):
     folder = make_folder(tmp_path)
     tuner = Tuner(folder, lora="dropout=0.5, target=all-linear", seed=3)
     given = (tuner.adapted.base, tuner.adapters, tuner.values, (), folder, AdamWRule())
-    settings = [
-        prepare(*given, segments, seed=3) for segments in (None, ends_of_layers(tuner.adapted.base.products)[:1])
-    ]
+    segments = ends_of_layers(tuner.adapted.base.products)[:1]
+    settings = [prepare(*given, each, seed=3) for each in (None, segments)]
     sizes = [len(each.artifacts.training_model.graph.node) for each in settings]
     assert sizes[1] > sizes[0]
     trainers = [Trainer(each.artifacts, learning_rate=0.02) for each in settings]
@@ -643,12 +608,7 @@ def test_what_is_dropped_differs(tmp_path):
 
 
 def test_validation_drops_nothing(tmp_path):
-    folder = make_folder(tmp_path)
-    tuner = Tuner(folder, lora="dropout=0.5")
-    found = [
-        node for node in tuner.adapted.setting().artifacts.eval_model.graph.node if node.op_type == "DropoutTraining"
-    ]
-    assert not found
-    assert "DropoutTraining" not in {
-        node.op_type for node in scoring(tuner.adapted.base, tuner.adapters, tuner.values)[0].graph.node
-    }
+    tuner = Tuner(make_folder(tmp_path), lora="dropout=0.5")
+    adapted = tuner.adapted
+    for model in (adapted.setting().artifacts.eval_model, scoring(adapted.base, tuner.adapters, tuner.values)[0]):
+        assert "DropoutTraining" not in {node.op_type for node in model.graph.node}

@@ -6,10 +6,9 @@ import signal
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from command import cli, succeeds
-from language_models import make_folder, write_lines
+from language_models import make_folder, scores, write_lines
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -68,27 +67,22 @@ def test_files(model, tuned):
     assert again.write("who are you", max_new_tokens=8) == tuner.write("who are you", max_new_tokens=8)
 
 
-def scores(folder, tokens, adapter=None):
-    options, run = onnxruntime.SessionOptions(), onnxruntime.RunOptions()
-    options.log_severity_level = 3
-    if adapter is not None:
-        held = onnxruntime.LoraAdapter()
-        held.Load(str(adapter))
-        run.add_active_adapter(held)
-    session = onnxruntime.InferenceSession(folder / "model.onnx", options, ["CPUExecutionProvider"])
-    return session.run(["logits"], {"input_ids": tokens}, run)[0]
+def merged_scores(tuner, run, model, folder):
+    """The scores of the model, of the tuned one without its adapter, with it, and merged, which are the same."""
+    tokens = tuner.adapted.prompt_tokens("what is red ?")[None].astype(np.int64)
+    tuner.merge(folder)
+    plain, base, merged = (scores(each / "model.onnx", tokens) for each in (model, run.output, folder))
+    found = scores(run.output / "model.onnx", tokens, adapter=run.output / "adapter.onnx_adapter")
+    np.testing.assert_allclose(merged, found, rtol=1e-4, atol=1e-4)
+    return plain, base, found
 
 
 def test_stock_runtime_and_merged_model(tmp_path, model, tuned):
-    tuner, run = tuned
-    tokens = tuner.adapted.prompt_tokens("what is red ?")[None].astype(np.int64)
-    tuner.merge(tmp_path / "merged")
-    given = scores(run.output, tokens, run.output / "adapter.onnx_adapter")
-    np.testing.assert_allclose(scores(tmp_path / "merged", tokens), given, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(scores(run.output, tokens), scores(model, tokens))
-    assert {each.op_type for each in onnx.load(tmp_path / "merged" / "model.onnx").graph.node} == {
-        each.op_type for each in onnx.load(model / "model.onnx").graph.node
-    }
+    plain, base, _ = merged_scores(*tuned, model, tmp_path / "merged")
+    np.testing.assert_array_equal(base, plain)
+    graphs = (onnx.load(folder / "model.onnx").graph for folder in (tmp_path / "merged", model))
+    merged, before = ({each.op_type for each in graph.node} for graph in graphs)
+    assert merged == before
 
 
 @pytest.mark.parametrize("lora", [None, "dropout=0.3, dora=true"])
@@ -98,8 +92,6 @@ def test_resumed_run_has_the_same_bits(tmp_path, model, data, lora):
 
     def stop(done, *_):
         if done == 17:
-            import signal
-
             signal.raise_signal(signal.SIGINT)
 
     part = Tuner(model, lora=lora)
@@ -274,14 +266,10 @@ def test_adapter_beside_the_product_that_makes_the_scores(tmp_path, data):
     tuner = Tuner(folder, lora="rank=8, target=lm_head")
     run = tuner.fit(data, tmp_path / "tuned", **SETTINGS)
     assert run.state.history[-1].train_loss < run.state.history[0].train_loss
-    tuner.merge(tmp_path / "merged")
-    tokens = tuner.adapted.prompt_tokens("what is red ?")[None].astype(np.int64)
-    found = scores(run.output, tokens, run.output / "adapter.onnx_adapter")
-    np.testing.assert_allclose(scores(tmp_path / "merged", tokens), found, rtol=1e-4, atol=1e-4)
-    assert np.abs(found - scores(folder, tokens)).max() > 0.1
-    assert Tuner(tmp_path / "merged").write("what is red ?", max_new_tokens=8) == tuner.write(
-        "what is red ?", max_new_tokens=8
-    )
+    plain, _, found = merged_scores(tuner, run, folder, tmp_path / "merged")
+    assert np.abs(found - plain).max() > 0.1
+    written = (each.write("what is red ?", max_new_tokens=8) for each in (Tuner(tmp_path / "merged"), tuner))
+    assert len({*written}) == 1
 
 
 # --- the command ---
@@ -311,9 +299,8 @@ def test_file_that_validates(tmp_path, model, data):
     given = {**SETTINGS, "epochs": 2, "patience": 1}
     run = Tuner(model).fit(data, tmp_path / "tuned", validation=other, **given)
     assert (run.rows, run.validation_rows, len(run.perplexities())) == (12, 4, 3)
-    assert run.state.initial_loss == pytest.approx(
-        Tuner(model).fit(other, tmp_path / "same", validation=other, **given).state.initial_loss, rel=1e-5
-    )
+    same = Tuner(model).fit(other, tmp_path / "same", validation=other, **given)
+    assert run.state.initial_loss == pytest.approx(same.state.initial_loss, rel=1e-5)
     text = succeeds("tune", model, "--data", data, "--validation", other, "--epochs", 1, "--output", tmp_path / "by")
     assert "validation: 4 examples with" in text.replace("\n", " ")
     stopped = Tuner(model)
