@@ -1,10 +1,9 @@
 """The tool that counts what innermost loops cost reads assembly as it is meant."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+from artifact_sets import loaded
 
 FILE = Path(__file__).parents[1] / "tools" / "loop_costs" / "assembly.py"
 X86 = """
@@ -35,14 +34,6 @@ task:
 	b.ne	.LBB0_1
 	ret
 """
-
-
-def loaded(path, name):
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

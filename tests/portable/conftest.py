@@ -4,7 +4,7 @@ import os
 import threading
 
 import pytest
-from artifact_sets import EXAMPLES
+from artifact_sets import EXAMPLES, loaded
 
 BROWSER = EXAMPLES / "browser"
 
@@ -39,11 +39,7 @@ def chromium(tmp_path_factory):
 @pytest.fixture(scope="session")
 def serving():
     """Serves folders as examples/browser/serve.py does; gives the address."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("portable_serve", BROWSER / "serve.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(BROWSER / "serve.py")
     servers = {}
 
     def served(folder):
@@ -67,11 +63,6 @@ def serving():
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
     """The page's folder."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("portable_build", BROWSER / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     folder = tmp_path_factory.mktemp("site")
-    module.build(folder, BROWSER / "node_modules")
+    loaded(BROWSER / "build.py").build(folder, BROWSER / "node_modules")
     return folder

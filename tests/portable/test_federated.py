@@ -1,7 +1,6 @@
 """Federated averaging of examples/federated: ten clients over HTTP, a killed server, vanished clients."""
 
 import hashlib
-import importlib.util
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ import urllib.request
 
 import numpy as np
 import pytest
-from artifact_sets import EXAMPLES
+from artifact_sets import EXAMPLES, loaded
 from portable_steps import batches, client
 
 from opgrad.training.export import export_step
@@ -25,10 +24,7 @@ TOKEN, CLIENTS, ROUNDS, WAIT = "secret", 10, 5, 120
 
 
 def module(name):
-    spec = importlib.util.spec_from_file_location(f"federated_{name}", FOLDER / f"{name}.py")
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    return loaded(FOLDER / f"{name}.py")
 
 
 class Server:

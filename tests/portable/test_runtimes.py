@@ -12,6 +12,9 @@ import pytest
 from artifact_sets import EXAMPLES
 from portable_cases import differences, write_cases
 from portable_steps import batches, client
+from training_sets import training_and_test_data
+
+from opgrad.training import ArtifactSet, Trainer, read_checkpoint
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-4  # relative
@@ -32,30 +35,27 @@ def test_stock_onnxruntime(cases):
     """In a process that cannot import opgrad. OLDEST names another Python, such as one with onnxruntime 1.18."""
     folder, told = cases
     for python in {sys.executable, os.environ.get("OLDEST", sys.executable)}:
-        command = [python, HERE / "stock_cases.py", EXAMPLES / "python", folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
-        assert_close(told, json.loads(done.stdout.splitlines()[-1])["losses"])
+        assert_close(told, last_line(python, HERE / "stock_cases.py", EXAMPLES / "python", folder)["losses"])
+
+
+def last_line(*command):
+    """The last line that a command prints, of JSON."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True, timeout=600)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("kind", ["node", "web"])
 def test_node(cases, kind):
     folder, told = cases
-    command = ["node", str(HERE / "node_cases.mjs"), str(EXAMPLES), str(folder), kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
-    assert_close(told, json.loads(done.stdout.splitlines()[-1])["losses"])
+    assert_close(told, last_line("node", HERE / "node_cases.mjs", EXAMPLES, folder, kind)["losses"])
 
 
 @pytest.fixture(scope="session")
 def cases_page(cases, site, serving):
     """The address of a page that runs the cases."""
     folder, _ = cases
-    for file in (
-        HERE / "cases.html",
-        HERE / "cases.mjs",
-        HERE / "page_cases.mjs",
-        *site.glob("ort*"),
-        site / "step.mjs",
-    ):
+    own = (HERE / name for name in ("cases.html", "cases.mjs", "page_cases.mjs"))
+    for file in (*own, *site.glob("ort*"), site / "step.mjs"):
         shutil.copy(file, folder)
     return serving(folder) + "cases.html"
 
@@ -82,9 +82,7 @@ def test_webgpu(cases, chromium, cases_page):
 @pytest.mark.parametrize("kind", ["node", "web"])
 def test_what_does_not_fit_is_said(kind, site):
     """Wrong batches, labels out of range, damaged models and weights, told by examples/browser/step.mjs."""
-    command = ["node", str(HERE / "refusals.mjs"), str(EXAMPLES), str(site), kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = last_line("node", HERE / "refusals.mjs", EXAMPLES, site, kind)
     assert found.pop("kept") == [True] * len(found)
     for name, message in {
         "width": "pixels has shape [2,63], expected float32 of shape [batch,64]",
@@ -104,9 +102,6 @@ def test_what_does_not_fit_is_said(kind, site):
 
 @pytest.mark.parametrize("kind", ["node", "web"])
 def test_the_example_learns_and_its_weights_open_in_opgrad(kind, site, tmp_path):
-    from opgrad.training import ArtifactSet, Trainer, load_named, read_checkpoint
-    from opgrad.training.run.recipe import Recipe
-
     output = tmp_path / "trained.safetensors"
     command = ["node", "train.mjs", str(site / "step.json"), str(site / "digits.json"), str(output), kind]
     done = subprocess.run(command, cwd=EXAMPLES / "node", capture_output=True, text=True, check=True, timeout=300)
@@ -115,8 +110,7 @@ def test_the_example_learns_and_its_weights_open_in_opgrad(kind, site, tmp_path)
     artifacts = ArtifactSet.load(EXAMPLES / "digits")
     trainer = Trainer(artifacts)
     trainer.restore(read_checkpoint(output))
-    data = load_named("digits", artifacts.inputs, Recipe.load(artifacts.directory).divide)
-    _, test = data.split(297, 1)
+    _, test = training_and_test_data(artifacts)
     assert trainer.evaluate(test).accuracy == pytest.approx(accuracy, abs=1e-4)
 
 
@@ -132,7 +126,6 @@ def test_cpp(site, tmp_path):
     step = client().Step(site / "step.json")
     step.state["parameters"] = np.fromfile(tmp_path / "trained.bin", np.float32)
     assert step.evaluate(next(batches("digits", 1, rows=400)))["accuracy"] > 0.9
-    wrong = subprocess.run(
-        [*command[:2], tmp_path / "none", *files[2:], "1"], capture_output=True, text=True, check=False
-    )
+    command[2:] = [tmp_path / "none", *files[2:], "1"]
+    wrong = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (wrong.returncode, wrong.stderr) == (1, f"train: there is no file {tmp_path / 'none'}\n")

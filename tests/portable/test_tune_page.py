@@ -1,11 +1,10 @@
 """The page and the Node script of examples/tune/page: adapters learn there, and opgrad takes them."""
 
-import importlib.util
 import re
 import subprocess
 
 import pytest
-from artifact_sets import EXAMPLES
+from artifact_sets import EXAMPLES, loaded
 from language_models import make_folder, quantize, write_lines
 
 from opgrad.tune import Tuner
@@ -24,9 +23,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tune_site(tmp_path_factory, model):
-    spec = importlib.util.spec_from_file_location("tune_page_build", PAGE / "build.py")
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
+    build = loaded(PAGE / "build.py")
     build.PROMPTS = ("what is red ?",)
     folder = tmp_path_factory.mktemp("site")
     data = write_lines(folder / "data.jsonl", [CHAT] * 8)

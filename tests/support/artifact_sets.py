@@ -1,5 +1,7 @@
 """The examples, and artifact sets made for tests."""
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import flatbuffers
@@ -8,6 +10,15 @@ import onnx
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETS = ("digits", "digits_attention")
+
+
+def loaded(file, name=None):
+    """The module of a file, such as a script of the examples, which no package has."""
+    spec = importlib.util.spec_from_file_location(name or f"{file.parent.name}_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_checkpoint(path, trainable, frozen, version=2):

@@ -1,12 +1,11 @@
 """Exported steps of all artifact sets in the repository, batches for them, and what they have to compute."""
 
-import importlib.util
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
-from artifact_sets import EXAMPLES, SETS
+from artifact_sets import EXAMPLES, SETS, loaded
 from lowered_sets import NAMES, batch_inputs
 from model_sets import SETS as MODEL_SETS
 
@@ -33,10 +32,7 @@ RULES = {
 @cache
 def client():
     """The module of examples/python."""
-    spec = importlib.util.spec_from_file_location("portable_client", EXAMPLES / "python" / "step.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(EXAMPLES / "python" / "step.py")
 
 
 def batches(name, count, rows=None, seed=0):

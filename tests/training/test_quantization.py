@@ -1,6 +1,5 @@
 """Quantized training: where pairs stand, what is learned, and the integer models of what was trained."""
 
-import importlib.util
 import sys
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from artifact_sets import EXAMPLES
+from artifact_sets import EXAMPLES, loaded
 from command import cli
 from onnx import numpy_helper, parser
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -333,7 +332,7 @@ def test_models_that_are_not_quantized():
 
 def test_the_example(tmp_path, monkeypatch):
     """With few examples and one epoch: it gives an accuracy for each kind."""
-    example = load_module(EXAMPLES / "quantization" / "compare.py")
+    example = loaded(EXAMPLES / "quantization" / "compare.py")
     monkeypatch.setattr(example, "CALIBRATED", 100)
     for task in (example.digits(), example.counts()):
         few = {name: array[:200] for name, array in task.training.items()}
@@ -341,14 +340,6 @@ def test_the_example(tmp_path, monkeypatch):
         found = example.compare(short, 0)
         assert len(found) == 5
         assert all(0 <= each <= 100 for each in found)
-
-
-def load_module(file):
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 # --- the command ---

@@ -1,24 +1,22 @@
 """The documents docs/start/tune.md and docs/guides/encoders.md with their examples, with fewer and shorter texts."""
 
-import importlib.util
 import itertools
 import shlex
 import shutil
 
 import pytest
+from artifact_sets import EXAMPLES, loaded
 from command import cli
 from language_models import write_lines
-from snippets import ROOT, snippets
+from snippets import snippets
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 
-def loaded(name, monkeypatch):
+def script(name, monkeypatch):
     """The script of an example, whose model has one layer."""
-    spec = importlib.util.spec_from_file_location("make", ROOT / "examples" / name / "make.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = loaded(EXAMPLES / name / "make.py")
     monkeypatch.setattr(example, "LAYERS", 1)
     return example
 
@@ -37,7 +35,7 @@ def run(document, names):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with the example, made small."""
-    example = loaded("tune", monkeypatch)
+    example = script("tune", monkeypatch)
     texts, chats = list(example.passages()), list(example.questions())
     assert len(texts) > 500
     assert len(chats) > 500
@@ -59,7 +57,7 @@ def test_tutorial(folder):
 
 def test_guide_of_encoders(tmp_path, monkeypatch):
     """What stands in docs/guides/encoders.md runs; a classifier and a reranker begin with the embedding model."""
-    example = loaded("embed", monkeypatch)
+    example = script("embed", monkeypatch)
     rows = itertools.islice(example.pairs(), 450)  # of which 400 validate
     found = [{name: text[:60] for name, text in row.items()} for row in rows]
     monkeypatch.setattr(example, "pairs", lambda: found)

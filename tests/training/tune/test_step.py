@@ -42,6 +42,13 @@ BASES = {
 }
 
 
+def quantized(folder, **given):
+    """The folder of a language model with caches and products of four bits."""
+    make_folder(folder, cached=True, layers=1)
+    quantize(folder / "model.onnx", **given)
+    return folder
+
+
 @pytest.mark.parametrize("kind", BASES)
 def test_losses_and_adapters_are_those_of_opgrad(tmp_path, kind):
     folder = make_folder(tmp_path / "model", cached="without caches" not in kind, layers=1)
@@ -61,8 +68,7 @@ def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "HUGE", 256)
     monkeypatch.setattr("opgrad.training.files.tensor_values.HUGE", 256)
     monkeypatch.setattr(plain, "LARGEST", 500)  # products are in pieces
-    folder = make_folder(tmp_path / "model", cached=True, layers=1)
-    quantize(folder / "model.onnx", apart=True)
+    folder = quantized(tmp_path / "model", apart=True)
     tuner = Tuner(folder, lora=LORA)
     (tmp_path / "site").mkdir()
     made = tuner.export_step(tmp_path / "site" / "step.onnx", models=["eval"])
@@ -88,9 +94,7 @@ def test_weights_stay_in_the_files_of_the_base(tmp_path, monkeypatch):
 
 def test_constants_that_lie_in_no_file_get_one(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "HUGE", 256)
-    folder = make_folder(tmp_path / "model", cached=True, layers=1)
-    quantize(folder / "model.onnx")
-    tuner = Tuner(folder, lora=LORA)
+    tuner = Tuner(quantized(tmp_path / "model"), lora=LORA)
     made = tuner.export_step(tmp_path / "step.onnx")
     assert [each["name"] for each in made.manifest["data"]] == ["step.data"]
     assert_learns_as(tuner, made.files["manifest"])
@@ -99,8 +103,7 @@ def test_constants_that_lie_in_no_file_get_one(tmp_path, monkeypatch):
 def test_another_file_of_the_same_name_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(layout, "HUGE", 256)
     monkeypatch.setattr("opgrad.training.files.tensor_values.HUGE", 256)
-    folder = make_folder(tmp_path / "model", cached=True, layers=1)
-    quantize(folder / "model.onnx", apart=True)
+    folder = quantized(tmp_path / "model", apart=True)
     (tmp_path / "model.onnx.data").write_bytes(b"of another model")
     with pytest.raises(ValueError, match="another file than"):
         Tuner(folder, lora=LORA).export_step(tmp_path / "step.onnx")
@@ -124,8 +127,7 @@ def test_weights_are_not_unpacked_when_the_model_is_loaded(tmp_path, bits):
 
 def test_adapter_of_the_state_is_that_of_a_fine_tuning(tmp_path):
     """The weights that a client writes become the adapter's files, by the command."""
-    folder = make_folder(tmp_path / "model", cached=True, layers=1)
-    quantize(folder / "model.onnx")
+    folder = quantized(tmp_path / "model")
     text = succeeds("step", folder, "--lora", "rank=4, alpha=6, target=q|v", "--flat", "-o", tmp_path / "step.onnx")
     tuner = Tuner(folder, lora="rank=4, alpha=6, target=q|v")
     step, trainer = client().Step(tmp_path / "step.json"), Trainer(tuner.adapted.setting().artifacts, RATE)
