@@ -26,6 +26,7 @@ from opgrad.tune import Tuner
 from opgrad.tune.tasks.embed import ranked
 
 NOUNS, COLOURS = "cat dog bird fish tree house water".split(), "red blue small big".split()  # noqa: SIM905
+CLASS_NOUNS, CLASS_COLOURS = tuple(NOUNS[:4]), tuple(COLOURS[:3])
 
 
 def pairs(count=96, negatives=1):
@@ -45,10 +46,17 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("encoder") / "model"
-    make_encoder(folder)
-    return folder
+def models(tmp_path_factory):
+    """The folders of an encoder that embeds, and of those with a head for three classes and for one score."""
+    folder = tmp_path_factory.mktemp("encoders")
+    for name, labels in (("embed", ()), ("classify", CLASS_COLOURS), ("rank", ("score",))):
+        make_encoder(folder / name, None if labels else "mean", labels)
+    return {each.name: each for each in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def model(models):
+    return models["embed"]
 
 
 def vectors_in_torch(encoder, tokenizer, texts, pooling):
@@ -97,13 +105,16 @@ def test_fifty_losses_are_those_of_torch(tmp_path, pooling, options, sizes, temp
         trainer.update()
         texts = [[lines[row][name] for row in chosen] for name in lines[0]]
         columns = [vectors_in_torch(encoder, adapted.tokenizer._tokenizer, each, pooling) for each in texts]
-        loss = loss_in_torch(columns, sizes, temperature)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
+        expected.append(step_in_torch(optimizer, loss_in_torch(columns, sizes, temperature)))
     assert expected[-1] < expected[0] / 2
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def step_in_torch(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
 
 
 def session_options():
@@ -231,21 +242,36 @@ def test_names_of_texts(tmp_path, model, row, texts):
     assert read == [f"{'a' if place else 'what [UNK]'} {text}" for place, text in enumerate(texts)]
 
 
+FIRST = {
+    "embed": {"anchor": "a", "positive": "b"},
+    "classify": {"text": "a", "label": 1},
+    "rank": {"query": "a", "positive": "b", "negative": "c"},
+}
+
+
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("task", "row", "message"),
     [
-        ({"anchor": "the"}, "line 2: it has 'anchor', expected anchor and positive"),
-        ({"anchor": "the", "positive": 3}, "line 2: positive is int, expected a text"),
-        ({"anchor": "the", "positive": []}, "line 2: positive is empty, expected a text"),
-        ({"anchor": "the", "positive": "a", "negative": "b"}, "line 2: it has 3 texts, expected 2 as in the first"),
-        ({"sentence1": "a", "sentence2": "b", "score": 0.1}, "line 2: it has a score, expected pairs that belong"),
-        ([1], "line 2: it is list, expected an object with anchor and positive"),
+        ("embed", {"anchor": "the"}, "it has 'anchor', expected anchor and positive"),
+        ("embed", {"anchor": "the", "positive": 3}, "positive is int, expected a text"),
+        ("embed", {"anchor": "the", "positive": []}, "positive is empty, expected a text"),
+        ("embed", {"anchor": "the", "positive": "a", "negative": "b"}, "it has 3 texts, expected 2 as in the first"),
+        ("embed", {"sentence1": "a", "sentence2": "b", "score": 0.1}, "it has a score, expected pairs that belong"),
+        ("embed", [1], "it is list, expected an object with anchor and positive"),
+        ("classify", {"text": "the"}, "it has 'text', expected text, perhaps text_pair, and label"),
+        ("classify", {"text": "the", "label": "green"}, "label is 'green', expected one of red, blue, small"),
+        ("classify", {"text": "the", "label": 3}, "label is 3, expected one of red, blue, small"),
+        ("classify", {"text": "the", "labels": ["red", "blue"]}, "it has 2 labels, expected one, or the"),
+        ("rank", {"query": "the", "passage": "a"}, "it has no label and no negative, expected query, passage"),
+        ("rank", {"query": "the", "passage": "a", "label": 4}, "label is 4, expected a number from 0 to 1"),
+        ("rank, loss=listwise", {"query": "a", "passage": "a", "label": 1}, "label is 1, expected .*, or none"),
     ],
 )
-def test_wrong_rows(tmp_path, model, row, message):
-    adapted = Tuner(model, task="embed").adapted
-    path = write_lines(tmp_path / "data.jsonl", [{"anchor": "a", "positive": "b"}, row])
-    with pytest.raises(ValueError, match=message):
+def test_wrong_rows(tmp_path, models, task, row, message):
+    kind = task.split(",")[0]
+    adapted = Tuner(models[kind], task=task).adapted
+    path = write_lines(tmp_path / "data.jsonl", [FIRST[kind], row])
+    with pytest.raises(ValueError, match=f"line 2: {message}"):
         adapted.examples(path)
     found = adapted.examples(path, skip_bad=True)
     assert (len(found), found.told.bad) == (1, 1)
@@ -277,20 +303,24 @@ def test_long_texts_keep_their_end(tmp_path, model):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "task", "message"),
     [
-        ({"task": "swim"}, "task is 'swim', expected one of write, "),
-        ({"task": "embed, heat=3"}, "task has 'heat=3', expected NAME=VALUE with one of temperature, "),
-        ({"task": "embed, temperature=0"}, "temperature is 0.0, expected a number above 0"),
-        ({"task": "embed, pooling=max"}, "pooling is 'max', expected one of mean, cls, last"),
-        ({"task": "embed, sizes=64"}, r"sizes is \(64,\), expected at most 32"),
-        ({"task": "embed", "pack": True}, "pack is True, expected none for the task embed"),
-        ({"task": "write"}, "has the outputs last_hidden_state, expected logits .* an encoder is trained by --task"),
+        ("embed", "swim", "task is 'swim', expected one of write, "),
+        ("embed", "embed, heat=3", "task has 'heat=3', expected NAME=VALUE with one of temperature, "),
+        ("embed", "embed, temperature=0", "temperature is 0.0, expected a number above 0"),
+        ("embed", "embed, pooling=max", "pooling is 'max', expected one of mean, cls, last"),
+        ("embed", "embed, sizes=64", r"sizes is \(64,\), expected at most 32"),
+        ("embed", "write", "has the outputs last_hidden_state, expected logits .* an encoder is trained by --task"),
+        ("classify", "classify, labels=a|b", "has 3 scores, expected 2 for the task classify"),
+        ("classify", "classify, labels=a", r"labels is \('a',\), expected several different names"),
+        ("classify", "classify, labels=a|b|c, weights=1|2", r"weights is \(1.0, 2.0\), expected a number above 0 for"),
+        ("classify", "rank", "has 3 scores, expected 1 for the task rank"),
+        ("classify", "rank, loss=triplet", "loss is 'triplet', expected binary or listwise"),
     ],
 )
-def test_wrong_options(model, options, message):
+def test_wrong_options(models, kind, task, message):
     with pytest.raises(ValueError, match=message):
-        Tuner(model, **options)
+        Tuner(models[kind], task=task)
 
 
 def test_models_that_do_not_fit(tmp_path, model, data):
@@ -298,6 +328,8 @@ def test_models_that_do_not_fit(tmp_path, model, data):
 
     with pytest.raises(ValueError, match=r"has the outputs logits.*, expected one of last_hidden_state"):
         Tuner(make_folder(tmp_path / "language"), task="embed, pooling=mean")
+    with pytest.raises(ValueError, match="pack is True, expected none for the task embed"):
+        Tuner(model, task="embed", pack=True)
     make_encoder(tmp_path / "bare", pooling=None)
     with pytest.raises(ValueError, match=r"task has no pooling, and .* has no 1_Pooling/config.json, expected pooling"):
         Tuner(tmp_path / "bare", task="embed")
@@ -309,17 +341,6 @@ def test_models_that_do_not_fit(tmp_path, model, data):
             tuner.fit(data, tmp_path / "out", **given)
     with pytest.raises(ValueError, match="prompt is 'hello', expected none for the task embed"):
         tuner.write("hello")
-
-
-def test_command(tmp_path, model, data):
-    given = ("--task", "embed, temperature=0.1", "--data", data, "--validation", 16, "--lr", 0.01)
-    text = succeeds("tune", model, *given, "--output", tmp_path / "out")
-    assert "nDCG@10" in text
-    assert "before" in text
-    assert json.loads((tmp_path / "out" / "tune.json").read_text())["task"]["temperature"] == 0.1
-
-
-CLASS_NOUNS, CLASS_COLOURS = ("cat", "dog", "bird", "fish"), ("red", "blue", "small")
 
 
 def sentences(count=96, several=False):
@@ -390,10 +411,7 @@ def test_losses_are_those_of_torch(tmp_path, task):
         found.append(trainer.step({spec.name: batch[spec.name] for spec in trainer.artifacts.inputs}))
         inputs = [torch.from_numpy(batch[name]) for name in ("input_ids", "attention_mask", "token_type_ids")]
         loss = class_loss_in_torch(task, encoder(*inputs), [lines[row] for row in chosen], labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
+        expected.append(step_in_torch(optimizer, loss))
     assert expected[-1] < expected[0]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
@@ -430,42 +448,6 @@ def test_new_heads(tmp_path, task):
     assert more.state.history[0].train_loss < run.state.history[0].train_loss
 
 
-@pytest.mark.parametrize(
-    ("task", "row", "message"),
-    [
-        ("classify", {"text": "the"}, "line 2: it has 'text', expected text, perhaps text_pair, and label"),
-        ("classify", {"text": "the", "label": "green"}, "line 2: label is 'green', expected one of red, blue, small"),
-        ("classify", {"text": "the", "label": 3}, "line 2: label is 3, expected one of red, blue, small"),
-        ("classify", {"text": "the", "labels": ["red", "blue"]}, "line 2: it has 2 labels, expected one, or the"),
-        ("rank", {"query": "the", "passage": "a"}, "line 2: it has no label and no negative, expected query, passage"),
-        ("rank", {"query": "the", "passage": "a", "label": 4}, "line 2: label is 4, expected a number from 0 to 1"),
-        ("rank, loss=listwise", {"query": "a", "passage": "a", "label": 1}, "line 2: label is 1, expected .*, or none"),
-    ],
-)
-def test_wrong_rows_of_classes(tmp_path, task, row, message):
-    make_encoder(tmp_path / "model", None, CLASS_COLOURS if "classify" in task else ("score",))
-    adapted = Tuner(tmp_path / "model", task=task).adapted
-    first = {"text": "a", "label": 1} if "classify" in task else {"query": "a", "positive": "b", "negative": "c"}
-    with pytest.raises(ValueError, match=message):
-        adapted.examples(write_lines(tmp_path / "data.jsonl", [first, row]))
-
-
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ("classify, labels=a|b", "has 3 scores, expected 2 for the task classify"),
-        ("classify, labels=a", r"labels is \('a',\), expected several different names"),
-        ("classify, labels=a|b|c, weights=1|2", r"weights is \(1.0, 2.0\), expected a number above 0 for each"),
-        ("rank", "has 3 scores, expected 1 for the task rank"),
-        ("rank, loss=triplet", "loss is 'triplet', expected binary or listwise"),
-    ],
-)
-def test_wrong_options_of_classifiers(tmp_path, task, message):
-    make_encoder(tmp_path / "model", None, CLASS_COLOURS)
-    with pytest.raises(ValueError, match=message):
-        Tuner(tmp_path / "model", task=task)
-
-
 @pytest.mark.parametrize("task", ["classify", "classify, labels=no|yes"])
 def test_one_score_is_for_another_task(tmp_path, task):
     """The cross-entropy of its single class would always be 0."""
@@ -476,12 +458,10 @@ def test_one_score_is_for_another_task(tmp_path, task):
     assert Tuner(tmp_path / "model", task="classify, several=true").adapters
 
 
-def test_numbers_of_tables(tmp_path):
+def test_numbers_of_tables(tmp_path, models):
     """A .csv file has them as texts."""
-    for name, labels in (("classify", CLASS_COLOURS), ("rank", ("score",))):
-        make_encoder(tmp_path / name, None, labels)
     (tmp_path / "data.csv").write_text("query,passage,label\nthe,a,1\na,the,0\n")
-    found = [Tuner(tmp_path / name, task=name).adapted.examples(tmp_path / "data.csv") for name in ("classify", "rank")]
+    found = [Tuner(models[name], task=name).adapted.examples(tmp_path / "data.csv") for name in ("classify", "rank")]
     assert found[0].targets.tolist() == [1, 0]
     assert found[1].targets[:, 0].tolist() == [1, 0]
     make_encoder(tmp_path / "stars", None, ("1", "2", "3"))
@@ -490,10 +470,15 @@ def test_numbers_of_tables(tmp_path):
         adapted.examples(tmp_path / "data.csv")
 
 
-def test_command_of_a_classifier(tmp_path):
-    make_encoder(tmp_path / "model", None, CLASS_COLOURS)
-    data = write_lines(tmp_path / "data.jsonl", sentences())
-    given = ("--task", "classify", "--data", data, "--validation", 16, "--lr", 0.01)
-    text = succeeds("tune", tmp_path / "model", *given, "--output", tmp_path / "out")
-    assert "accuracy" in text
-    assert "F1" in text
+@pytest.mark.parametrize(
+    ("task", "rows", "told"),
+    [("embed, temperature=0.1", pairs(), {"nDCG@10", "before"}), ("classify", sentences(), {"accuracy", "F1"})],
+    ids=["embed", "classify"],
+)
+def test_command(tmp_path, models, task, rows, told):
+    data = write_lines(tmp_path / "data.jsonl", rows)
+    given = ("--task", task, "--data", data, "--validation", 16, "--lr", 0.01)
+    text = succeeds("tune", models[task.split(",")[0]], *given, "--output", tmp_path / "out")
+    assert {each for each in told if each in text} == told
+    if "temperature" in task:
+        assert json.loads((tmp_path / "out" / "tune.json").read_text())["task"]["temperature"] == 0.1

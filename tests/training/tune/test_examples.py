@@ -131,11 +131,6 @@ def test_completion_and_text(tmp_path, tokenizer):
     assert learned(tokenizer, every[0]) == "are you i am a bird"
 
 
-def test_messages_as_prompt_and_completion(tmp_path, tokenizer):
-    line = {"prompt": CHAT["messages"][:1], "completion": CHAT["messages"][1:2]}
-    assert learned(tokenizer, examples(tmp_path, tokenizer, [line])[0]) == "a tree ."
-
-
 def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
     text = {"text": " ".join(["cat"] * 30)}
     prompt = {"prompt": " ".join(["cat"] * 30), "completion": "dog"}
@@ -147,26 +142,33 @@ def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: it is no JSON, expected an object with messages"),
-        ("[1]", "line 2: it is list, expected an object"),
-        ('{"question": "x"}', "line 2: it has 'question', expected messages, conversations, prompt"),
-        ('{"text": 3}', "line 2: text is int, expected a text"),
-        ('{"messages": []}', "line 2: messages is no list of objects with role and content"),
-        ('{"messages": [{"content": "x"}]}', "line 2: messages is no list of objects with role"),
-        ('{"messages": [{"role": "user", "content": 3}]}', "line 2: message 1 of messages has a content that is int"),
+        ("{", "it is no JSON, expected an object with messages"),
+        ("[1]", "it is list, expected an object"),
+        ('{"question": "x"}', "it has 'question', expected messages, conversations, prompt"),
+        ('{"text": 3}', "text is int, expected a text"),
+        ('{"messages": []}', "messages is no list of objects with role and content"),
+        ('{"messages": [{"content": "x"}]}', "messages is no list of objects with role"),
+        ('{"messages": [{"role": "user", "content": 3}]}', "message 1 of messages has a content that is int"),
         (
             '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
-            "line 2: message 1 of messages has a part of the type image, expected parts of the type text",
+            "message 1 of messages has a part of the type image, expected parts of the type text",
         ),
-        ('{"messages": [{"role": "user", "weight": -1}]}', "line 2: message 1 of messages has the weight -1, expected"),
-        ('{"messages": [{"role": "assistant", "tool_calls": [3]}]}', "line 2: message 1 of messages has tool_calls"),
-        ('{"messages": [{"role": "assistant", "tool_calls": 3}]}', "line 2: message 1 of messages has tool_calls"),
+        ('{"messages": [{"role": "user", "weight": -1}]}', "message 1 of messages has the weight -1, expected"),
+        ('{"messages": [{"role": "assistant", "tool_calls": [3]}]}', "message 1 of messages has tool_calls"),
+        ('{"messages": [{"role": "assistant", "tool_calls": 3}]}', "message 1 of messages has tool_calls"),
+        (
+            '{"conversations": [{"from": "function_call", "value": "{}"}]}',
+            "turn 1 of conversations is from 'function_c",
+        ),
+        ('{"conversations": 3}', "conversations is no list of objects with from and value"),
+        ('{"instruction": 3, "output": "a"}', "instruction is int, expected a text"),
+        ('{"prompt": "a", "chosen": "b", "rejected": "c"}', "it has 'prompt', 'chosen', 'rejected', expected messages"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path, tokenizer, line, message):
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "a dog"}\n' + line + "\n")
-    with pytest.raises(ValueError, match=f"data.jsonl: {message}"):
+    with pytest.raises(ValueError, match=f"data.jsonl: line 2: {message}"):
         TokenExamples(path, tokenizer, 64)
 
 
@@ -217,20 +219,6 @@ def test_forms_of_examples_with_more(tmp_path, tokenizer):
 def test_what_is_not_read_is_told(tmp_path, tokenizer):
     told = examples(tmp_path, tokenizer, [QUESTION, {"text": "a dog", "history": [["who", "you"]], "id": 3}]).told
     assert "not read of the examples: 'history', 'id'" in notes(told, 64)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"conversations": [{"from": "function_call", "value": "{}"}]}, "turn 1 of conversations is from 'function_c"),
-        ({"conversations": 3}, "conversations is no list of objects with from and value"),
-        ({"instruction": 3, "output": "a"}, "instruction is int, expected a text"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "it has 'prompt', 'chosen', 'rejected', expected messages"),
-    ],
-)
-def test_wrong_forms_are_named(tmp_path, tokenizer, line, message):
-    with pytest.raises(ValueError, match=f"data.jsonl: line 1: {message}"):
-        examples(tmp_path, tokenizer, [line])
 
 
 LINES = [{"text": "a dog"}, {"prompt": "hello", "completion": "you"}, {"text": "the cat sees"}]

@@ -137,14 +137,10 @@ def test_pairs_are_learned(tmp_path, data, train):
     assert tuner.write("hello", max_new_tokens=3)
 
 
-def learned(folder, rows, which=None):
+def learned(folder, rows):
     examples = Tuner(folder, task="prefer").adapted.examples(write_lines(folder / "pairs.jsonl", rows))
-    tokenizer = Tokenizer(folder)
-    found = []
-    for number in examples.pairs.ravel():
-        each = examples[int(number)]
-        found.append((tokenizer.decode(each.tokens[~each.trained]), tokenizer.decode(each.tokens[each.trained])))
-    return found
+    decode, found = Tokenizer(folder).decode, [examples[int(number)] for number in examples.pairs.ravel()]
+    return [(decode(each.tokens[~each.trained]), decode(each.tokens[each.trained])) for each in found]
 
 
 def chat(*texts):
