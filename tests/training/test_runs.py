@@ -120,6 +120,16 @@ def test_a_run_goes_on_wherever_it_was_killed(digits, tmp_path, monkeypatch):
     assert_same_checkpoint(tmp_path / "parts" / BEST, tmp_path / "whole" / BEST)
 
 
+def test_a_folder_is_for_one_run_at_a_time(digits, tmp_path):
+    given = digits, replace(FULL, epochs=1, batch_size=1294, accumulate=1, warmup=0), None, tmp_path
+
+    def another(*_):
+        with pytest.raises(OSError, match=r"metrics.jsonl: another one is writing there"):
+            job.train(*given, nothing)
+
+    job.train(*given, another)
+
+
 def save_lines(path, rows):
     random = np.random.default_rng(0)
     x = random.standard_normal((rows, 2))

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from opgrad.base.arguments import require
-from opgrad.base.files import open_regular, replace_file
+from opgrad.base.files import alone, open_regular, replace_file
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,14 @@ def logged(output: Path, names: Sequence[str], steps: int) -> Iterator[Log]:
     """What writes the figures of a step, or of the epoch that ends with it, into a folder, within the `with` block.
 
     names: of `LOGGERS`. steps: how many a run that goes on has made; figures of later ones are written anew.
+    Raises OSError if another run writes into the folder, whose checkpoints would be taken for this one's.
     """
     path, before = output / FILE, list[bytes]()
-    if steps and path.is_file():  # a last line that was not written to its end is left out
-        with open_regular(path) as lines:
-            before = [line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= steps]
-    replace_file(path, b"".join(before))
-    with ExitStack() as stack:
+    with alone(path), ExitStack() as stack:
+        if steps and path.is_file():  # a last line that was not written to its end is left out
+            with open_regular(path) as lines:
+                before = [line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= steps]
+        replace_file(path, b"".join(before))
         file, written = stack.enter_context(path.open("a", encoding="utf-8")), time.perf_counter()
         boards = []
         for name in names:
