@@ -35,15 +35,15 @@ def said_of(message: Message, role: str) -> frozenset[str]:
 
 
 class Renderer:
-    """A template that writes the messages of a chat as one text. special: texts of special tokens by name.
+    """A template that writes the messages of a chat as one text. special: texts of special tokens by name. date: ISO's.
 
     A loop of the template that comes to a message writes a mark, and another one at its end. The marks are taken out of
     the text again, and tell what is written for each message, whatever it is.
     """
 
-    def __init__(self, source: str, special: Mapping[str, str]):
+    def __init__(self, source: str, special: Mapping[str, str], date: str):
         environment = _environment(lambda form: self._now.strftime(form), self._mark)
-        self._now, self._special, self._source = datetime.now(), special, source
+        self._now, self._special, self._source = datetime.fromisoformat(date), special, source
         self._indices: dict[int, int] = {}  # of messages, by their identity
         self._character = ""
         self._begun, self._written = set[str](), set[tuple[str, str, frozenset[str]]]()
@@ -56,7 +56,6 @@ class Renderer:
         message behind the end of a prompt for it. Raises ValueError for a message of which the template leaves out
         something wherever it stands.
         """
-        self._now = datetime.now()
         every = self._source + json.dumps([messages, given, self._special], ensure_ascii=False)
         self._character = next(each for each in map(chr, MARKS) if each not in every)
         text, turns, generated = self._render(messages, **given)
@@ -235,7 +234,7 @@ def main() -> None:
         print(answer, flush=True)
         return made
 
-    renderer = guarded(lambda: Renderer(begin["source"], begin["special"]))
+    renderer = guarded(lambda: Renderer(begin["source"], begin["special"], begin["date"]))
     for line in sys.stdin.buffer:
         guarded(functools.partial(lambda request: renderer.answer(**json.loads(request)), line))
 

@@ -13,6 +13,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class ChatTemplate:
     A process of its own, which ends with this object, renders it in jinja2's sandbox, within limits of memory and time.
 
     source: in jinja2's language. special: texts of special tokens by name. origin: the file, for messages.
+    date: the present for it, in ISO's form; "" if it does not ask.
     Raises ValueError if the source is no template, or takes more than the limits.
     """
 
@@ -42,6 +44,7 @@ class ChatTemplate:
         importlib.import_module("jinja2")  # if it is missing, here is where to say so
         self._origin = origin
         self._begin = {"path": [each for each in sys.path if each], "memory": MEMORY, "seconds": SECONDS}
+        self.date = date.today().isoformat() if "strftime_now" in source else ""
         self._begin |= {"source": source, "special": dict(special)}
         self._process: Any = None
         self._owner = os.getpid()
@@ -50,6 +53,11 @@ class ChatTemplate:
                 self._start()
         except ValueError as error:
             raise ValueError(f"{origin}: {error}") from None
+
+    def use_date(self, date: str) -> None:
+        """Let this be the present, in ISO's form."""
+        self._end()
+        self.date, self._process = date, None
 
     def render(self, messages: Sequence[Message], begin_answer: bool = False) -> str:
         """The text of a chat. begin_answer: whether the beginning of an answer follows the messages.
@@ -86,7 +94,7 @@ class ChatTemplate:
         )  # fmt: skip
         self._process, self._owner = process, os.getpid()
         self._end = weakref.finalize(self, _end, process, self._owner)
-        self._ask(self._begin)
+        self._ask({**self._begin, "date": self.date or "1970-01-01"})
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
         """What the process answers to a request. Raises ValueError for its error, or if it dies of the request."""

@@ -236,9 +236,12 @@ class Tuner:
             resumption, before = _resumption(output / LAST) if resume else (None, {})
             saved = vars(resumption.state.recipe) if resumption is not None and resumption.state is not None else {}
             recipe = Recipe(**{**task.DEFAULTS, "seed": model.seed, **saved, **given})
+            if (template := model.tokenizer.template) is not None and before.get("date"):
+                template.use_date(str(before["date"]))
             examples = model.examples(data, train_on, skip_bad)
             held = None if other is None else model.examples(other, train_on, skip_bad)
-            apart = {} if held is None else {"validation": held.checksum}
+            apart: dict[str, Any] = {} if held is None else {"validation": held.checksum}
+            apart |= {"date": template.date} if template is not None and template.date else {}
             about = {**model.about(), "train_on": train_on, "data": examples.checksum, **apart}
             identity = json.dumps(about, sort_keys=True)  # is the same for runs of which one may go on with the other
             now = json.loads(identity)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from command import cli, succeeds
-from language_models import make_folder, scores, write_lines
+from language_models import TEMPLATE, make_folder, scores, write_lines
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -123,6 +123,19 @@ def test_checkpoints_within_epochs(tmp_path, model, data):
     assert run.state.history[-1].train_loss == pytest.approx(before.state.history[-1].train_loss, rel=1e-12)
     for name, array in whole.values.items():
         np.testing.assert_array_equal(resumed.values[name], array)
+
+
+def test_resumed_on_another_day(tmp_path, data):
+    """A template that writes the date goes on to write that of the first day."""
+    year = "{% if strftime_now('%Y') == '2001' %}hello {% endif %}"
+    folder = make_folder(tmp_path / "model", template=year + TEMPLATE)
+    first, later = Tuner(folder), Tuner(folder)
+    first.adapted.tokenizer.template.use_date("2001-02-03")
+    with pytest.raises(Interrupted):
+        first.fit(data, tmp_path / "part", epochs=2, progress=interrupt)
+    assert later.adapted.tokenizer.template.render([]) == ""
+    later.fit(data, tmp_path / "part", resume=True)
+    assert later.adapted.tokenizer.template.render([]) == "hello "
 
 
 def test_resumption_of_another_run(tmp_path, model, data):
