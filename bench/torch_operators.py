@@ -502,6 +502,7 @@ TORCH: Setups = {
     "gated_linear_unit_grad": _gated_grad,
     "dropout": direct("native_dropout", "x", "ratio", True),  # by random numbers of torch's own
     "dropout_grad": lambda t: t.into("aten.native_dropout_backward", "dy", "mask", 1 / (1 - t["ratio"])),
+    "fake_quant_grad": lambda t: t.into("where", "mask", "dy", t.torch.zeros((), dtype=t["dy"].dtype), out="dx"),
     "bias_softmax": _bias_softmax,
     "attention": direct(FLASH, "q", "k", "v", 0.0, "causal"),
     "attention_grad": direct(f"{FLASH}_backward", "dy", "q", "k", "v", "y", "lse", 0.0, "causal"),

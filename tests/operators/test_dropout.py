@@ -44,8 +44,9 @@ def test_everything_is_dropped():
 
 def test_nan_and_infinity_are_dropped():
     dy = np.array([NAN, INF, NAN, -INF], np.float32)
-    dx = opgrad.dropout_grad(dy, np.array([False, False, True, True]), 0.5)
-    np.testing.assert_array_equal(dx, [0, 0, NAN, -INF])
+    mask = np.array([False, False, True, True])
+    for dx in (opgrad.dropout_grad(dy, mask, 0.5), opgrad.fake_quant_grad(dy, mask)):
+        np.testing.assert_array_equal(dx, [0, 0, NAN, -INF])
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, [4, 0, 4, 4]), ({"ratio": 0.25}, [8 / 3, 0, 8 / 3, 8 / 3])])

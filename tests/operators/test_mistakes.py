@@ -71,6 +71,9 @@ VALUES = {
         "ratio is -0.5, expected 0 to 1": {"ratio": -0.5}, "ratio is nan, expected 0 to 1": {"ratio": math.nan},
         "mask has shape (1, 3), expected (2, 3), the": {"mask": ONES[:1] > 0},
     }),
+    "fake_quant_grad": ({"dy": ONES, "mask": ONES > 0}, {
+        "mask has shape (1, 3), expected (2, 3), the": {"mask": ONES[:1] > 0},
+    }),
     "quantized_matmul_grad": (
         {"dy": z(2, 4), "b": z(4, 16, dtype="u1"), "scales": z(4, 1), "N": 4, "K": 32, "column_block": 32,
          "out": np.ones((2, 32), "f4")}, {
@@ -348,6 +351,7 @@ TYPES = {
         "training_mode is 1, expected a bool": {"training_mode": 1},
     },
     "dropout_grad": {"mask has dtype float32, expected one of bool": {"mask": ONES}},
+    "fake_quant_grad": {"mask has dtype float32, expected one of bool": {"mask": ONES}},
     "quantized_matmul_grad": {"b has dtype int8, expected uint8, as bits is 4": {"b": z(4, 16, dtype="i1")}},
     "resize_grad": {"scales is '2', expected a tuple of numbers": {"scales": "2"}},
     "lstm_training": {

@@ -97,9 +97,9 @@ def test_a_loss_stays_whose_gradient_is_another_or_whose_logarithms_are_read(cha
     assert changed_model == plain
 
 
-def test_a_choice_between_values_and_0_becomes_a_gradient_of_dropout():
+def test_a_choice_between_values_and_0_becomes_a_gradient_behind_a_mask():
     changed_model, plain = choices("mask", "dy", "zero"), choices("mask", "dy", "zero")
-    assert [each.by for each in fuse_nodes(changed_model)] == ["DropoutGrad"]
+    assert [each.by for each in fuse_nodes(changed_model)] == ["FakeQuantGrad"]
     (ours,), (theirs,) = run(changed_model), run(plain)
     np.testing.assert_array_equal(ours, theirs)
     assert 0 < np.count_nonzero(ours) < ours.size

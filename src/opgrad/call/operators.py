@@ -45,6 +45,7 @@ from opgrad.ops.cross_entropy import softmax_cross_entropy_loss_grad as softmax_
 from opgrad.ops.cross_entropy import softmax_cross_entropy_loss_only as softmax_cross_entropy_loss_only
 from opgrad.ops.dropout import dropout as dropout
 from opgrad.ops.dropout import dropout_grad as dropout_grad
+from opgrad.ops.dropout import fake_quant_grad as fake_quant_grad
 from opgrad.ops.indexing import gather as gather
 from opgrad.ops.indexing import gather_elements as gather_elements
 from opgrad.ops.indexing import gather_elements_grad as gather_elements_grad

@@ -1,11 +1,11 @@
-"""Dropout and its gradient."""
+"""Dropout and its gradient, and the gradient of a rounding that limits its values: masks choose what passes."""
 
 from functools import partial
 from typing import Annotated
 
 import numpy as np
 
-from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, one_number, operator, shaped_like
+from opgrad.contract import IN_GRAPHS, OnnxName, Tensor, like, one_number, operator, shaped_like
 from opgrad.contract.attributes import FLOATS, INTEGERS, Array, Attributes, Shape, Shapes
 from opgrad.ops.reference.dropout import keep_mask, kept_scale
 
@@ -101,3 +101,28 @@ def dropout_grad(
     if not training_mode or ratio == 0.0:
         return dy.copy()
     return np.where(mask, dy * kept_scale(ratio), 0.0)
+
+
+@operator(
+    kind="elements",
+    support=IN_GRAPHS,
+    results={"dx": like("dy")},
+    in_place={"dx": ("dy",)},
+    onnx=OnnxName("FakeQuantGrad"),
+)
+def fake_quant_grad(dy: Grad, mask: Mask, *, out: Array | None = None) -> Array:
+    """Gradient of rounding to a few levels, which counts as the identity between the lowest and the highest.
+
+    dy: gradient with respect to y, any shape; float32, float64, float16 or bfloat16.
+    mask: bool, of the shape of dy; True where x was between the levels.
+
+    Returns dx, of the shape and dtype of dy; 0 where mask is False, even if dy is NaN there.
+
+    Formula: dx = where(mask, dy, 0). Source: com.microsoft FakeQuantGrad; the straight-through estimator of Bengio,
+    Léonard and Courville, 2013.
+
+    Example:
+    >>> opgrad.fake_quant_grad(np.ones(3, np.float32), np.array([True, False, True]))
+    array([1., 0., 1.], dtype=float32)
+    """
+    return np.where(mask, dy, 0.0)

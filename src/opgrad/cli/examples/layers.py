@@ -71,6 +71,10 @@ def dropout_grad(rng: np.random.Generator, cases: Cases = DROPPED) -> Iterator[E
         yield Example({"dy": normal(rng, shape), "mask": np.asarray(rng.random(shape) > 0.1), **options})
 
 
+def fake_quant_grad(rng: np.random.Generator, cases: Cases = ELEMENTS) -> Iterator[Example]:
+    return dropout_grad(rng, [(shape, {}) for shape in cases])
+
+
 # Shapes with the axis from which on they are normalized: single elements, tails around vectors, many rows, few long
 # ones, empty ones.
 ROWS = [

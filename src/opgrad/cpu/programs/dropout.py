@@ -1,4 +1,4 @@
-"""The programs of dropout and its gradient."""
+"""The programs of dropout and of gradients that pass through a mask."""
 
 import math
 
@@ -25,3 +25,7 @@ def dropout_grad(problem: Problem) -> Program:
     if not problem.attributes["training_mode"] or ratio == 0.0:
         return elementwise_program(problem, WHOLE_GRADIENT, "dx", "dy")
     return elementwise_program(problem, GRADIENT, "dx", "dy", "mask", alpha=kept_scale(ratio))
+
+
+def fake_quant_grad(problem: Problem) -> Program:
+    return elementwise_program(problem, GRADIENT, "dx", "dy", "mask", alpha=1.0)

@@ -119,6 +119,12 @@ def dropout_grad(call: Call, dy: Value, mask: Value) -> Value:
     return dx if training is None else call.body.where(training.scalar(), dx, dy)
 
 
+@lowers("FakeQuantGrad")
+def fake_quant_grad(call: Call, dy: Value, mask: Value) -> Value:
+    """dx = dy where the mask lets it through."""
+    return call.body.where(mask, dy, 0)
+
+
 @lowers("BiasSoftmaxDropout")
 def bias_softmax_dropout(call: Call) -> Results:
     """dropout(y), its mask, and y = softmax(x + bias) over the axes from `axis` on."""

@@ -155,7 +155,7 @@ NOT_LOWERED: Mapping[str, str] = {
             "it unpacks memory in a layout of its own",
         ),
         ("DropoutTraining", "its seed is an input, and that of Dropout an attribute"),
-        ("FakeQuant FakeQuantGrad", "it rounds in a way that no plain operator has"),
+        ("FakeQuant", "it rounds in a way that no plain operator has"),
         ("ATen PythonOp PythonOpGrad", "it calls back into PyTorch"),
         ("YieldOp", "it hands tensors to ORTModule in the middle of the graph"),
         ("TritonOp", "it is a kernel of its own"),

@@ -94,6 +94,7 @@ SHARED: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "dropout_grad": lambda xp, dy, mask, ratio=0.5, training_mode=True: xp.where(
             mask, dy / (1 - ratio) if ratio < 1 else dy * 0, 0
         ),
+        "fake_quant_grad": lambda xp, dy, mask: xp.where(mask, dy, 0),
         "sink_softmax_grad": sink_softmax_grad,
         "attention_grad": of_layer(attended, "q", "k", "v"),
     }
