@@ -176,11 +176,12 @@ def _kernel(item, names=("op", "name", "dtype")):
 def _turn_of(item, turn):
     """What decides in which order the cases of a test are looked at.
 
-    Two of three operators begin with float32, whose kernels tests of other things compile; others for each turn.
+    Two of three operators begin with float32, whose kernels tests of other things compile; others for each turn. Tests
+    whose cases are named alike take the same ones.
     """
-    kernel, of = _kernel(item), _kernel(item, ("op", "name"))
+    kernel, of, case = _kernel(item), _kernel(item, ("op", "name")), item.nodeid.partition("[")[2]
     begins = not zlib.crc32(f"{turn} {of}".encode()) % 3 or "float32" in kernel
-    return [not begins, *(zlib.crc32(f"{turn} {each}".encode()) for each in (" ".join(kernel), item.nodeid))]
+    return [not begins, *(zlib.crc32(f"{turn} {each}".encode()) for each in (" ".join(kernel), case))]
 
 
 WANTING = re.compile(r"could not import|No module named|not installed")
