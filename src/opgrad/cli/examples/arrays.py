@@ -436,18 +436,15 @@ AVERAGES: tuple[tuple[Shape, Shape, dict[str, Any]], ...] = (
 )
 
 
-def average_pool_grad(rng: np.random.Generator, cases: Cases = AVERAGES) -> Sequence[Example]:
-    return [_averages(rng, *sizes, **given) for *sizes, given in cases]
-
-
-def _averages(rng: np.random.Generator, shape: tuple[int, ...], kernel_shape: tuple[int, ...], **given: Any) -> Example:
+def average_pool_grad(rng: np.random.Generator, cases: Cases = AVERAGES) -> Iterator[Example]:
     names = ("strides", "dilations", "pads")
-    attributes: dict[str, Any] = {"kernel_shape": kernel_shape, **dict.fromkeys(names, ()), "auto_pad": "NOTSET"}
-    attributes |= {"ceil_mode": False, "count_include_pad": False, **given}
-    windows = (attributes[name] for name in ("kernel_shape", *names, "auto_pad", "ceil_mode"))
-    along = axes("average_pool_grad", shape[2:], *windows)
-    dy: Array = rng.normal(size=(*shape[:2], *(axis.count for axis in along)))
-    return Example({"dy": dy, "shape": shape, **attributes}, terms=math.prod(kernel_shape))
+    for shape, kernel_shape, given in cases:
+        attributes: dict[str, Any] = {"kernel_shape": kernel_shape, **dict.fromkeys(names, ()), "auto_pad": "NOTSET"}
+        attributes |= {"ceil_mode": False, "count_include_pad": False, **given}
+        windows = (attributes[name] for name in ("kernel_shape", *names, "auto_pad", "ceil_mode"))
+        along = axes("average_pool_grad", shape[2:], *windows)
+        dy: Array = rng.normal(size=(*shape[:2], *(axis.count for axis in along)))
+        yield Example({"dy": dy, "shape": shape, **attributes}, terms=math.prod(kernel_shape))
 
 
 CROP = {"coordinate_transformation_mode": "tf_crop_and_resize", "roi": (0.0, 0.0, 0.2, -0.1, 1.0, 1.0, 0.9, 1.3)}
@@ -468,10 +465,8 @@ RESIZED: tuple[tuple[Shape, Shape, dict[str, Any]], ...] = (
 )
 
 
-def resize_grad(rng: np.random.Generator, cases: Cases = RESIZED) -> Sequence[Example]:
-    return [_resized(rng, *sizes, **attributes) for *sizes, attributes in cases]
-
-
-def _resized(rng: np.random.Generator, x: tuple[int, ...], y: tuple[int, ...], **attributes: Any) -> Example:
-    terms = [max(4, 4 * -(-after // before)) for before, after in zip(x, y, strict=True) if before not in (0, after)]
-    return Example({"dy": rng.normal(size=y), "x": rng.normal(size=x), **attributes}, terms=int(np.prod(terms)))
+def resize_grad(rng: np.random.Generator, cases: Cases = RESIZED) -> Iterator[Example]:
+    for x, y, attributes in cases:
+        pairs = [(before, after) for before, after in zip(x, y, strict=True) if before not in (0, after)]
+        terms = math.prod(max(4, 4 * -(-after // before)) for before, after in pairs)
+        yield Example({"dy": rng.normal(size=y), "x": rng.normal(size=x), **attributes}, terms)
