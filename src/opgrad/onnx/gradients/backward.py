@@ -135,22 +135,23 @@ class Backward:
     def _recomputed(self, declared: Declared, node: Node) -> list[Value | None]:
         """The gradients of all inputs, through the formula of the node, which is computed once more."""
         again, results = formula(declared, node, self.forward, self.body)
-        seeds = {name: node.gradient(place) for place, name in results.items()}
+        inside = self.body.beside()
+        seeds = {name: node.gradient(place).within(inside) for place, name in results.items()}
         for name, dy in seeds.items():  # in the type in which the formula gives the result, which integers do not tell
             kind = again.element_type(name)
             if kind in FLOATS and kind != dy.element_type:
                 seeds[name] = dy.cast(kind)
         wanted = dict.fromkeys(node.proto.input[place] for place in sorted(node.needed))
-        inner = Backward(again, self.body, seeds, wanted)
-        before = len(self.body.nodes)
+        inner = Backward(again, inside, seeds, wanted)
         inner.walk(seeds)
         if inner.problems:
             raise NoGradient(f"of what it is made of, {'; '.join(inner.problems)}")
+        found = {name: inner.gradient(name) for name in wanted}
         again.write_nodes()
-        self.body.nodes[before:before] = again.graph.node
-        self.body.initializers.extend(again.graph.initializer)
-        names = list(node.proto.input)
-        return [inner.gradient(name) if names.index(name) == index else None for index, name in enumerate(names)]
+        self.body.extend(again.graph.node, again.graph.initializer, {})
+        self.body.extend(inside.nodes, inside.initializers, inside.infos)
+        given = [found.pop(name, None) for name in node.proto.input]  # a name that stands twice has one gradient
+        return [value and value.within(self.body) for value in given]
 
 
 def _differentiate(

@@ -11,7 +11,7 @@ attributes exists once, constants are initializers, and the dtype of every value
 """
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Union
 
 import numpy as np
@@ -54,6 +54,10 @@ class Value:
         self, body: "Body", name: str, element_type: int | None = None, sizes: Sequence[int | str | None] | None = None
     ):
         self.body, self.name, self.element_type, self.sizes = body, name, element_type, sizes
+
+    def within(self, body: "Body") -> "Value":
+        """The same value, for formulas that another body gets."""
+        return Value(body, self.name, self.element_type, self.sizes)
 
     __add__, __radd__ = _of_value("Add"), _of_number("Add")
     __sub__, __rsub__ = _of_value("Sub"), _of_number("Sub")
@@ -432,6 +436,15 @@ class GraphBody(Body):
         known = Value(self, value.name, element_type, sizes)
         self.infos[value.name] = helper.make_tensor_value_info(value.name, element_type, sizes)
         return known
+
+    def extend(
+        self, nodes: Iterable[onnx.NodeProto], initializers: Iterable[TensorProto],
+        infos: Mapping[str, onnx.ValueInfoProto],
+    ) -> None:  # fmt: skip
+        """Append nodes that were written elsewhere, with new names."""
+        self.nodes.extend(nodes)
+        self.initializers.extend(initializers)
+        self.infos.update(infos)
 
     def rename(self, names: dict[str, str]) -> None:
         """Rename values wherever they are written, read or declared."""

@@ -90,7 +90,7 @@ class BodyGradient:
 
     def zeros(self, value: Value, is_sequence: bool) -> Value:
         """Zeros in the shape of a value that is one of the forward body or comes from outside."""
-        like = Value(self.body, value.name, value.element_type, value.sizes)
+        like = value.within(self.body)
         return zero_tensors(like) if is_sequence else like.filled(0)
 
     def input(self, what: str, like: str, element_type: int | None = None) -> Value:
@@ -251,7 +251,7 @@ def choice(node: Node) -> Gradients:
     indices = sorted(node.needed)
     found = []
     for inside in insides:
-        dys = [each and Value(inside.body, each.name, each.element_type, each.sizes) for each in node.dys]
+        dys = [each and each.within(inside.body) for each in node.dys]
         seeds = {name: dy for name, dy in zip(inside.outputs, dys, strict=False) if dy is not None}
         wanted = [node.names[index] for index in indices if node.names[index] in inside.outside]
         found.append(inside.differentiate(seeds, wanted))
