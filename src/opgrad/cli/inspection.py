@@ -231,10 +231,8 @@ def _run(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
         command = f"opgrad lower {path} {options} -o {path.stem}_lowered.onnx"
         reasons.append(f"{', '.join(lowered)} must be written with plain operators first: {command}")
     if not reasons:
-        outside, is_native = (
-            any(map(uses_external_data, model.graph.initializer)),
-            {each.runner for each in found} == {NATIVE},
-        )
+        outside = any(map(uses_external_data, model.graph.initializer))
+        is_native = {each.runner for each in found} == {NATIVE}
         try:
             check_sizes(model, str(path))
             given = (read_shared(path)[0] if outside else model).SerializeToString()

@@ -173,10 +173,8 @@ class AdaptedModel:
         given = {self.base.tokens: tokens, LABELS: np.zeros_like(tokens)}
         apart = self.computing(each=True, tuned=False)(given).reshape(tokens.shape)
         near = 0.1 if any(node.op_type == "DynamicQuantizeLinear" for node in self.base.model.graph.node) else NEAR
-        wrong, off = (
-            "tokens see those behind them, as in encoders, expected a model that writes",
-            np.ptp(apart[:, :-1], 0),
-        )
+        wrong = "tokens see those behind them, as in encoders, expected a model that writes"
+        off = np.ptp(apart[:, :-1], 0)
         if self.pack and off.max() <= near:
             row = {name: array.reshape(1, -1) for name, array in given.items()}
             row |= {STARTS: np.array([[0, SEEN, 2 * SEEN]]), PLACES: np.tile(np.arange(SEEN), (1, 2))}

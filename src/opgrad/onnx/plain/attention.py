@@ -264,11 +264,8 @@ lowers("RotaryEmbeddingGrad")(lambda call, dy, cos, sin: _turned(call, dy, cos, 
 
 
 def _turned(call: Call, x: Value, cos: Value, sin: Value) -> Value:
-    rank, turned, interleaved = (
-        len(call.input_shapes[0] or ()),
-        call.get("rotary_embedding_dim", 0),
-        call.get("interleaved", 0),
-    )
+    rank = len(call.input_shapes[0] or ())
+    turned, interleaved = call.get("rotary_embedding_dim", 0), call.get("interleaved", 0)
     if not rank:
         raise NoForm("the graph does not tell the rank of its input X")
     heads_first = rank > PACKED and call.get("layout", "BHLD") == "BHLD"

@@ -376,10 +376,8 @@ def upstream_of(
     dtype: of the gradient.
     """
     by_weight, by_count = divisors(labels, weight, is_dense, options)
-    inverse, of_square = (
-        loss_options.over(torch, by_weight),
-        options.lse_square_scale * loss_options.over(torch, by_count),
-    )
+    inverse = loss_options.over(torch, by_weight)
+    of_square = options.lse_square_scale * loss_options.over(torch, by_count)
     if dtype == torch.float16:
         # If the gradient were divided by the number of samples here, most of it would underflow float16 before a loss
         # scale could prevent that. So the gradient of the sum is kept, and the factor contains the division.

@@ -161,10 +161,8 @@ class _Export:
             if each.name not in values or values[each.name].shape != each.shape:
                 raise ValueError(f"the checkpoint has no {each.name!r} of shape {each.shape}")
         dtype = self.layout.weights[0].dtype
-        trainable, statistics = (
-            {each.name: values[each.name].astype(dtype) for each in own}
-            for own in (self.layout.trainable, self.layout.statistics)
-        )
+        trainable = {each.name: values[each.name].astype(dtype) for each in self.layout.trainable}
+        statistics = {each.name: values[each.name].astype(dtype) for each in self.layout.statistics}
         name = NAMES[type(self._rule)]
         kept = next(iter(checkpoint.optimizers.values()), None) if checkpoint else None
         tune = self._artifacts.tune

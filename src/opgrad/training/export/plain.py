@@ -181,10 +181,8 @@ class _BlockWriter:
     def _weights(self, product: BlockProduct, first: int, last: int) -> Value:
         """Some rows of the stored numbers, as a matrix."""
         source, kind = product.node.input[1], KINDS[product.bits]
-        sizes, place = (
-            (last - first, product.blocks * product.block),
-            (first * product.row_bytes, last * product.row_bytes),
-        )
+        sizes = last - first, product.blocks * product.block
+        place = first * product.row_bytes, last * product.row_bytes
 
         def made(name: str) -> TensorProto:
             if source in self._inputs:

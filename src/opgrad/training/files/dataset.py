@@ -395,11 +395,8 @@ def load_inputs(
     """
     path = Path(source)
     if path.suffix != ".npz":
-        both, load = (
-            [*inputs, TensorSpec("a label", np.dtype(np.float64), ("rows",))],
-            load_file if path.suffix else load_named,
-        )
-        whole = load(str(source), both, divide)
+        both = [*inputs, TensorSpec("a label", np.dtype(np.float64), ("rows",))]
+        whole = (load_file if path.suffix else load_named)(str(source), both, divide)
         return Dataset({spec.name: whole.arrays[spec.name] for spec in inputs}, whole.axes)
     if len(inputs) == 1 and {"x"} == {"x", inputs[0].name}.intersection(array_names(path)):
         return _dataset({inputs[0].name: read_npz(path, ("x",))["x"]}, inputs, divide or {}, str(path))

@@ -72,10 +72,8 @@ class TrainingModels:
     @property
     def parameters(self) -> tuple[list[TensorProto], list[TensorProto]]:
         """The trainable and the frozen parameters with their values."""
-        trainable, frozen = (
-            [tensor_of(*each) for each in self._with_values(own)] for own in (self.trainable, self.frozen)
-        )
-        return trainable, frozen
+        frozen = [tensor_of(*each) for each in self._with_values(self.frozen)]
+        return [tensor_of(*each) for each in self._with_values(self.trainable)], frozen
 
     @property
     def arrays(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

@@ -114,9 +114,8 @@ class TrainingBlock(Block):
             forms.normalize(accessor.model)
         accessor.forget()
         output = self._built(accessor, args, kwargs)
-        trainable, frozen = (
-            [name for name, grad in self._grad_names.items() if grad is kind] for kind in (True, False)
-        )
+        trainable = [name for name, grad in self._grad_names.items() if grad]
+        frozen = [name for name, grad in self._grad_names.items() if not grad]
         with naming(self._who):
             outputs, segments = names_of(output), self.checkpoint_segments
             self._models = training_models(accessor, outputs, trainable, frozen, segments, self.precision)
