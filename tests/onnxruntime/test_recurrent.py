@@ -5,7 +5,6 @@ import onnx
 import onnxruntime
 import pytest
 from graph_cases import check_close
-from onnx import helper
 from onnx_models import one_node, run
 
 import opgrad
@@ -24,14 +23,16 @@ def ports(op, given):
     return [(name, given[name].dtype.name) if name in given else None for name in names[: last + 1]]
 
 
-def model_of(op, given, results=None):
+def model_of(op, given, results=None, layer=None):
+    """A node of an operator with these arguments, or one of ONNX's layer."""
     (onnx_name,) = op.onnx
     dtype = given["x"].dtype.name
-    names = [name.rstrip("?") for name in onnx_name.outputs]
+    names = ["y", "y_h", "y_c"][: 2 + (layer == "LSTM")] if layer else [name.rstrip("?") for name in onnx_name.outputs]
     outputs = [(name, dtype) if results is None or name in results else None for name in names]
     attributes = {name: int(value) if isinstance(value, bool) else value for name, value in given.items()
                   if not isinstance(value, np.ndarray)}  # fmt: skip
-    return one_node(onnx_name.name, ports(op, given), outputs, hidden_size=given["r"].shape[2], **attributes)
+    attributes |= {"hidden_size": given["r"].shape[2], "domain": "" if layer else "com.microsoft"}
+    return one_node(layer or onnx_name.name, ports(op, given), outputs, **attributes)
 
 
 def arrays(given):
@@ -75,14 +76,7 @@ def test_states_are_those_of_onnxruntimes_own_layer(name):
     op, kind = OPERATORS[name], {"lstm_training": "LSTM", "gru_training": "GRU"}[name]
     for example in examples(op, "float32")[:4]:
         given = example.arguments
-        node = onnx.load_from_string(model_of(op, given)).graph.node[0]
-        names = ["y", "y_h", "y_c"][: 2 + (kind == "LSTM")]
-        own = helper.make_node(kind, node.input, names)
-        own.attribute.extend(node.attribute)
-        infos = [helper.make_tensor_value_info(each, 1, None) for each in (*arrays(given), *names)]
-        graph = helper.make_graph([own], "layer", infos[: -len(names)], infos[-len(names) :])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model_of(op, given, layer=kind), providers=["CPUExecutionProvider"])
         found = listed(getattr(opgrad, name)(**given))
         for got, theirs in zip(found, session.run(None, arrays(given)), strict=False):
             np.testing.assert_allclose(got, theirs, rtol=1e-4, atol=1e-5)

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import helper
-from onnx_models import one_node, run
+from onnx import parser
+from onnx_models import one_node, run, run_node
 from small_models import build
 
 import opgrad
@@ -67,6 +67,12 @@ TRANSPOSED = [
 ]
 
 
+def forward(op_type, feeds, *outputs, **attributes):
+    """The outputs of onnxruntime's own operator."""
+    model = one_node(op_type, [(name, "float32") for name in feeds], outputs, domain="", **attributes)
+    return onnxruntime.InferenceSession(model).run(None, feeds)
+
+
 @pytest.mark.parametrize(
     ("op", "shape", "window", "attributes"),
     [*(("Conv", *each) for each in DIRECT), *(("ConvTranspose", *each) for each in TRANSPOSED)],
@@ -76,15 +82,10 @@ def test_derivative_of_onnxruntimes_own_convolution(op, shape, window, attribute
     x, dx, w, dw = (rng.normal(size=each).astype(F) for each in (shape, shape, window, window))
 
     def conv(x, w):
-        node = helper.make_node(op, ["x", "w"], ["y"], **attributes)
-        infos = [helper.make_tensor_value_info(name, 1, None) for name in "xwy"]
-        graph = helper.make_graph([node], "forward", infos[:2], infos[2:])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x, "w": w})[0]
+        return forward(op, {"x": x, "w": w}, ("y", "float32"), **attributes)[0]
 
     dy = rng.normal(size=conv(x, w).shape).astype(F)
-    outputs = [(name, "float32") for name in ("dx", "dw", "db")]
-    found = run(one_node(f"{op}Grad", INPUTS, outputs, **attributes), {"dy": dy, "x": x, "w": w})
+    found = run_node(f"{op}Grad", {"dy": dy, "x": x, "w": w}, "dx", "dw", "db", **attributes)
     np.testing.assert_allclose((found[0] * dx).sum(), (dy * conv(dx, w)).sum(), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose((found[1] * dw).sum(), (dy * conv(x, dw)).sum(), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found[2], dy.sum((0, *range(2, dy.ndim))), rtol=1e-4, atol=1e-4)
@@ -95,9 +96,8 @@ def test_same_numbers_as_the_original():
     x = (np.arange(18, dtype=F).reshape(1, 2, 3, 3) % 7) - 3
     w = (np.arange(8, dtype=F).reshape(2, 1, 2, 2) % 5) - 2
     dy = ((np.arange(18, dtype=F) * 5) % 11 - 5).reshape(1, 2, 3, 3)
-    outputs = [(name, "float32") for name in ("dx", "dw", "db")]
-    model = one_node("ConvGrad", INPUTS, outputs, pads=[1, 0, 0, 1], group=2, kernel_shape=[2, 2])
-    dx, dw, db = run(model, {"dy": dy, "x": x, "w": w})
+    attributes = {"pads": [1, 0, 0, 1], "group": 2, "kernel_shape": [2, 2]}
+    dx, dw, db = run_node("ConvGrad", {"dy": dy, "x": x, "w": w}, "dx", "dw", "db", **attributes)
     assert dx.tolist() == [[[[2, -12, 0], [-6, 2, 3], [0, 3, -3]], [[4, 9, -7], [8, -17, 11], [-4, 2, -3]]]]
     assert dw.tolist() == [[[[-2, -5], [24, 14]]], [[[-8, 23], [11, -18]]]]
     assert db.tolist() == [3, 1]
@@ -107,17 +107,7 @@ def test_wrong_shapes():
     feeds = small()
     feeds["dy"] = feeds["dy"][:, :, :4]
     with pytest.raises(Exception, match=r"conv_grad: dy has shape \(2, 6, 4, 4\), expected \(2, 6, 5, 4\)"):
-        run(one_node("ConvGrad", INPUTS, [("dx", "float32")], **ATTRIBUTES), feeds)
-
-
-def pooled(op_type, x, opset=17, **attributes):
-    """The forward's outputs, from onnxruntime itself."""
-    outputs = ["y", "indices"][: 1 + (op_type == "MaxPool")]
-    node = helper.make_node(op_type, ["x"], outputs, **attributes)
-    infos = [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(outputs, (1, 7), strict=False)]
-    graph = helper.make_graph([node], "forward", [helper.make_tensor_value_info("x", 1, x.shape)], infos)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+        run_node("ConvGrad", feeds, **ATTRIBUTES)
 
 
 @pytest.mark.parametrize(
@@ -134,39 +124,27 @@ def test_derivative_of_onnxruntimes_own_pooling(shape, attributes):
     rng = np.random.default_rng(0)
     x = rng.permutation(np.prod(shape)).reshape(shape).astype(F) / np.prod(shape).astype(F)
     direction = rng.normal(size=shape).astype(F)
-    y, indices = pooled("MaxPool", x, **attributes)
+    y, indices = forward("MaxPool", {"x": x}, ("y", "float32"), ("indices", "int64"), **attributes)
     dy = rng.normal(size=y.shape).astype(F)
-    model = one_node(
-        "MaxPoolGrad", [("dy", "float32"), ("indices", "int64")], [("dx", "float32")],
-        domain="", shapes={"dx": ["N", *shape[1:]]}, **attributes,
-    )  # fmt: skip
-    dx = run(model, {"dy": dy, "indices": indices})[0]
+    declared = {"domain": "", "shapes": {"dx": ["N", *shape[1:]]}}
+    dx = run_node("MaxPoolGrad", {"dy": dy, "indices": indices}, **declared, **attributes)[0]
     np.testing.assert_allclose((dx * direction).sum(), (dy * direction.ravel()[indices]).sum(), rtol=1e-4, atol=1e-4)
     for flag in (0, 1):
         averaged = {**attributes, "count_include_pad": flag}
-        model = one_node(
-            "AveragePoolGrad", [("dy", "float32")], [("dx", "float32")], domain="", shapes={"dx": shape}, **averaged
-        )
-        dx = run(model, {"dy": dy})[0]
-        change = pooled("AveragePool", direction, **averaged)[0]
+        dx = run_node("AveragePoolGrad", {"dy": dy}, domain="", shapes={"dx": shape}, **averaged)[0]
+        change = forward("AveragePool", {"x": direction}, ("y", "float32"), **averaged)[0]
         np.testing.assert_allclose((dx * direction).sum(), (dy * change).sum(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("opset", [9, 13, 17, 22])
 @pytest.mark.parametrize("imports_microsoft", [False, True])
 def test_beside_onnxruntimes_own_operators(opset, imports_microsoft):
-    nodes = [
-        helper.make_node("Add", ["dy", "dy"], ["twice"]),
-        helper.make_node("MaxPoolGrad", ["twice", "indices"], ["dx"], kernel_shape=[2]),
-        helper.make_node("Relu", ["dx"], ["z"]),
-    ]
-    infos = [helper.make_tensor_value_info("dy", 1, ["N", 1, 2]), helper.make_tensor_value_info("indices", 7, None)]
-    graph = helper.make_graph(
-        nodes, "g", infos, [helper.make_tensor_value_info("z", 1, None)],
-        value_info=[helper.make_tensor_value_info("dx", 1, ["N", 1, 5])],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets[: 1 + imports_microsoft], ir_version=4)
+    model = parser.parse_model(
+        f"""<ir_version: 4, opset_import: ["": {opset}{', "com.microsoft": 1' if imports_microsoft else ""}]>
+        g (float[N, 1, 2] dy, int64[] indices) => (float[] z) <float[N, 1, 5] dx> {{
+            twice = Add (dy, dy)  dx = MaxPoolGrad <kernel_shape = [2]> (twice, indices)  z = Relu (dx)
+        }}"""
+    )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     opgrad.onnxruntime.register(options)
@@ -203,19 +181,24 @@ POOLED = [("dy", "float32"), ("indices", "int64")]
 )
 def test_shapes_that_the_graph_does_not_give(shapes, message):
     with pytest.raises(Exception, match=message):
-        InferenceSession(one_node("MaxPoolGrad", POOLED, [("dx", "float32")], domain="", shapes=shapes))
+        InferenceSession(
+            one_node("MaxPoolGrad", [("dy", "float32"), ("indices", "int64")], [("dx", "float32")], domain="",
+                     shapes=shapes)
+        )  # fmt: skip
 
 
-def test_declared_shape_and_dy_disagree():
-    model = one_node("MaxPoolGrad", POOLED, [("dx", "float32")], domain="", shapes={"dx": [1, 1, 5]})
-    with pytest.raises(Exception, match=r"max_pool_grad: dy has shape \(1, 1, 2, 2\), expected \(1, 1, …\) of 3 dim"):
-        run(model, {"dy": np.zeros((1, 1, 2, 2), F), "indices": np.zeros((1, 1, 2, 2), np.int64)})
-
-
-def test_out_of_range():
-    model = one_node("MaxPoolGrad", POOLED, [("dx", "float32")], domain="", shapes={"dx": [1, 2, 5]})
-    with pytest.raises(Exception, match=r"max_pool_grad: indices\[0, 1, 0\] is 4, expected 5 to 9"):
-        run(model, {"dy": np.zeros((1, 2, 1), F), "indices": np.array([[[0], [4]]])})
+@pytest.mark.parametrize(
+    ("declared", "indices", "message"),
+    [
+        ([1, 1, 5], np.zeros((1, 1, 2, 2), int), r"dy has shape \(1, 1, 2, 2\), expected \(1, 1, …\) of 3 dim"),
+        ([1, 2, 5], np.array([[[0], [4]]]), r"indices\[0, 1, 0\] is 4, expected 5 to 9"),
+    ],
+    ids=["another shape than the declared one", "out of range"],
+)
+def test_wrong_indices(declared, indices, message):
+    feeds = {"dy": np.zeros(indices.shape, F), "indices": indices}
+    with pytest.raises(Exception, match=f"max_pool_grad: {message}"):
+        run_node("MaxPoolGrad", feeds, domain="", shapes={"dx": declared})
 
 
 ORIGINAL = {  # by count_include_pad
@@ -241,8 +224,5 @@ def test_pooling_has_the_numbers_of_the_original():
     dy = np.arange(1, 10, dtype=F).reshape(1, 1, 3, 3)
     attributes = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     for flag, expected in ORIGINAL.items():
-        model = one_node(
-            "AveragePoolGrad", [("dy", "float32")], [("dx", "float32")], domain="", shapes={"dx": [1, 1, 5, 5]},
-            count_include_pad=flag, **attributes,
-        )  # fmt: skip
-        np.testing.assert_allclose(run(model, {"dy": dy})[0][0, 0], expected, rtol=1e-6)
+        given = {"domain": "", "shapes": {"dx": [1, 1, 5, 5]}, "count_include_pad": flag, **attributes}
+        np.testing.assert_allclose(run_node("AveragePoolGrad", {"dy": dy}, **given)[0][0, 0], expected, rtol=1e-6)

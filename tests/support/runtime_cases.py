@@ -69,6 +69,20 @@ class RuntimeCase:
         )
 
 
+def added_to(cases, terms=16):
+    """A function that adds a case to these."""
+
+    def add(name, arrays, formula, wanted=None, form="", **options):
+        """A case; by default all floats are differentiated."""
+        floats = [place for place, array in enumerate(arrays) if array is not None and array.dtype.kind not in "iub"]
+        attributes = {key: options.pop(key) for key in list(options) if key not in RuntimeCase.__dataclass_fields__}
+        given = {"terms": terms, **options}
+        case = RuntimeCase(name, arrays, formula, tuple(floats if wanted is None else wanted), attributes, **given)
+        cases[f"{name}{', ' * bool(form)}{form}"] = case
+
+    return add
+
+
 def session_of(model):
     """A session of stock onnxruntime that says nothing of the model."""
     return onnxruntime.InferenceSession(model.SerializeToString(), exact_options(), ["CPUExecutionProvider"])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from runtime_cases import RuntimeCase
+from runtime_cases import added_to
 from runtime_cases_packed import packed
 from torch.nn import functional
 
@@ -15,19 +15,11 @@ def numbers(*shape, kind=np.float32, low=None):
     return (RANDOM.normal(size=shape) if low is None else RANDOM.uniform(low, 1.5, shape)).astype(kind)
 
 
-def add(name, arrays, formula, wanted=None, form="", **options):
-    """A case of an operator of com.microsoft; by default all floats are differentiated."""
-    floats = [place for place, array in enumerate(arrays) if array is not None and array.dtype.kind not in "iub"]
-    attributes = {key: options.pop(key) for key in list(options) if key not in RuntimeCase.__dataclass_fields__}
-    case = RuntimeCase(name, arrays, formula, tuple(floats if wanted is None else wanted), attributes, **options)
-    CASES[f"{name}{', ' * bool(form)}{form}"] = case
-
-
 def rms(x, epsilon=1e-5):
     return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
 
 
-silu = functional.silu
+add, silu = added_to(CASES), functional.silu
 
 # --- gates and normalizations ---
 for kind in (np.float32, np.float16):
@@ -35,12 +27,8 @@ for kind in (np.float32, np.float16):
     X = numbers(2, 3, 8, kind=kind)
     add("ScaledSiLU", [X], lambda x: silu(0.7 * x), alpha=0.7, form=form)
     add("GatedAdd", [X, numbers(2, 3, 8, kind=kind), numbers(2, 3, 1, kind=kind)], lambda x, y, g: x + y * g, form=form)
-    add(
-        "GatedRMSNorm",
-        [X, numbers(4, kind=kind), numbers(2, 3, 8, kind=kind)],
-        lambda x, scale, g: (rms(x.reshape(2, 3, 2, 4)) * scale).reshape(2, 3, 8) * silu(g),
-        form=form,
-    )
+    add("GatedRMSNorm", [X, numbers(4, kind=kind), numbers(2, 3, 8, kind=kind)],
+        lambda x, scale, g: (rms(x.reshape(2, 3, 2, 4)) * scale).reshape(2, 3, 8) * silu(g), form=form)  # fmt: skip
     add("LinearAttentionGate", [X, numbers(8), numbers(8), numbers(2, 3, 8, kind=kind)],
         lambda a, bias, scale, b: (functional.softplus(a + bias) * scale, torch.sigmoid(b)),
         outputs=2, form=form)  # fmt: skip
@@ -50,15 +38,8 @@ add("GatedRMSNorm", [numbers(2, 8), numbers(8), numbers(2, 8)], lambda x, scale,
 
 
 # --- other names ---
-PADS = np.array([1, 0, 0, 2])
-add(
-    "TransposeMatMul",
-    [numbers(2, 4, 3), numbers(2, 5, 4)],
-    lambda a, b: 0.5 * a.transpose(1, 2) @ b.transpose(1, 2),
-    transA=1,
-    transB=1,
-    alpha=0.5,
-)
+PADS, turned = np.array([1, 0, 0, 2]), {"transA": 1, "transB": 1, "alpha": 0.5}
+add("TransposeMatMul", [numbers(2, 4, 3), numbers(2, 5, 4)], lambda a, b: 0.5 * a.mT @ b.mT, **turned)
 add("GatherND", [numbers(2, 3), np.array([[0, 1], [1, 2], [0, 1]])], lambda x, at: x[at[:, 0], at[:, 1]])
 add("Pad", [numbers(2, 3), PADS, numbers(1)], lambda x, _, v: functional.pad(x - v, (0, 2, 1, 0)) + v, mode="constant")
 add("Trilu", [numbers(3, 4), np.array(1)], lambda x, _: torch.triu(x, 1))
@@ -94,29 +75,14 @@ functions = {
     "relu": torch.relu, "gelu": lambda x: functional.gelu(x, approximate="tanh"), "silu": silu, "identity": lambda x: x,
 }  # fmt: skip
 for name, function in functions.items():
-    add(
-        "MoE",
-        [*TOKENS, *LAYERS],
-        lambda *x, f=function: experts(*x, k=2, activation=f),
-        k=2,
-        activation_type=name,
-        terms=128,
-        form=name,
-    )
-add(
-    "MoE",
-    [numbers(5, 8), numbers(5, 4), LAYERS[0], None, LAYERS[2]],
-    lambda x, p, w, _, v: experts(x, p, w, None, v, None, k=3, normalize=True),
-    k=3,
-    normalize_routing_weights=1,
-    terms=128,
-    form="rows, normalized",
-)
+    given = {"k": 2, "activation_type": name, "terms": 128, "form": name}
+    add("MoE", [*TOKENS, *LAYERS], lambda *x, f=function: experts(*x, k=2, activation=f), **given)
+given = {"k": 3, "normalize_routing_weights": 1, "terms": 128, "form": "rows, normalized"}
+add("MoE", [numbers(5, 8), numbers(5, 4), LAYERS[0], None, LAYERS[2]],
+    lambda x, p, w, _, v: experts(x, p, w, None, v, None, k=3, normalize=True), **given)  # fmt: skip
 add("MoE", [*TOKENS, *FUSED],
     lambda *x: experts(*x, k=2, activation=lambda h: gate(h[0::2], h[1::2])),
     k=2, activation_type="swiglu", swiglu_fusion=1, form="swiglu, interleaved", **clamped)  # fmt: skip
-
-# --- old operators of ai.onnx, which onnxruntime still runs ---
 
 
 # --- with quantized weights ---
@@ -138,18 +104,8 @@ def quantized_experts(bits, block, zeros=False, kind=np.float32, shares=False):
             q, z, s = torch.tensor(whole).double(), torch.tensor(zero).double(), scale
             z, s = ((each.repeat_interleave(block, 2) if block else each[:, :, None]) for each in (z, s))
             weights.append((q - z) * s)
-        return experts(
-            x,
-            p,
-            weights[0],
-            b1,
-            weights[1],
-            b2,
-            k=2,
-            activation=silu,
-            normalize=True,
-            weights=others[-1] if shares else None,
-        )
+        given = {"k": 2, "activation": silu, "normalize": True, "weights": others[-1] if shares else None}
+        return experts(x, p, weights[0], b1, weights[1], b2, **given)
 
     given = [numbers(3, 32, kind=kind), numbers(3, 4, kind=kind), *arrays, None, None, None, *offsets]
     given += [None, np.abs(numbers(3, 4, kind=kind))] if shares else []

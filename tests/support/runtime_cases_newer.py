@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import torch
-from runtime_cases import RuntimeCase
+from runtime_cases import added_to
 from runtime_cases_packed import packed
 from torch.nn import functional
 
@@ -18,44 +18,16 @@ def numbers(*shape, kind=np.float32):
     return RANDOM.normal(size=shape).astype(kind)
 
 
-def added_to(cases):
-    """A function that adds a case to these."""
-
-    def add(name, arrays, formula, wanted=None, form="", **options):
-        """A case; by default all floats are differentiated."""
-        floats = [place for place, array in enumerate(arrays) if array is not None and array.dtype.kind == "f"]
-        attributes = {key: options.pop(key) for key in list(options) if key not in RuntimeCase.__dataclass_fields__}
-        options.setdefault("terms", 64)
-        case = RuntimeCase(name, arrays, formula, tuple(floats if wanted is None else wanted), attributes, **options)
-        cases[f"{name}{', ' * bool(form)}{form}"] = case
-
-    return add
-
-
-add = added_to(CASES)
+add = added_to(CASES, terms=64)
 
 
 # --- ai.onnx ---
-add(
-    "Col2Im",
-    [numbers(2, 12, 16), np.array([5, 6]), np.array([2, 3])],
-    lambda x, *_: functional.fold(x, (5, 6), (2, 3)),
-    constants=(1, 2),
-    opset=18,
-    domain="",
-)
-add(
-    "Col2Im",
-    [numbers(1, 8, 9), np.array([5, 5]), np.array([2, 2])],
-    lambda x, *_: functional.fold(x, (5, 5), (2, 2), dilation=2, padding=1, stride=2),
-    constants=(1, 2),
-    dilations=[2, 2],
-    pads=[1, 1, 1, 1],
-    strides=[2, 2],
-    opset=18,
-    domain="",
-    form="strides",
-)
+given = {"constants": (1, 2), "opset": 18, "domain": ""}
+ARRAYS = [numbers(2, 12, 16), np.array([5, 6]), np.array([2, 3])]
+add("Col2Im", ARRAYS, lambda x, *_: functional.fold(x, (5, 6), (2, 3)), **given)
+given |= {"dilations": [2, 2], "pads": [1, 1, 1, 1], "strides": [2, 2], "form": "strides"}
+ARRAYS = [numbers(1, 8, 9), np.array([5, 5]), np.array([2, 2])]
+add("Col2Im", ARRAYS, lambda x, *_: functional.fold(x, (5, 5), (2, 2), dilation=2, padding=1, stride=2), **given)
 MATRICES = (numbers(2, 3, 3) + 3 * np.eye(3)).astype(np.float32)
 add("Det", [MATRICES], torch.linalg.det, domain="", opset=22)
 add("Inverse", [MATRICES], torch.linalg.inv, terms=256)
@@ -78,31 +50,14 @@ def last(function):
     return of
 
 
-add("CausalConvWithState", [numbers(2, 4, 5), *TAPS], causal, outputs=2)
-add(
-    "CausalConvWithState",
-    [numbers(2, 4, 5), *TAPS, numbers(2, 4, 2)],
-    lambda *x: causal(*x, activation=True),
-    outputs=2,
-    activation="silu",
-    form="past, silu",
-)
-add(
-    "CausalConvWithState",
-    [numbers(2, 4, 5), *TAPS, numbers(2, 4, 4)],
-    lambda *x: causal(*x, dilation=2),
-    outputs=2,
-    dilation=2,
-    form="dilation",
-)
-add(
-    "CausalConvWithState",
-    [numbers(2, 5, 4), *TAPS, numbers(2, 2, 4)],
-    last(causal),
-    outputs=2,
-    channels_last=1,
-    form="channels last",
-)
+for form, shape, past, formula, given in (
+    ("", (2, 4, 5), None, causal, {}),
+    ("past, silu", (2, 4, 5), (2, 4, 2), lambda *x: causal(*x, activation=True), {"activation": "silu"}),
+    ("dilation", (2, 4, 5), (2, 4, 4), lambda *x: causal(*x, dilation=2), {"dilation": 2}),
+    ("channels last", (2, 5, 4), (2, 2, 4), last(causal), {"channels_last": 1}),
+):
+    arrays = [numbers(*shape), *TAPS, *([] if past is None else [numbers(*past)])]
+    add("CausalConvWithState", arrays, formula, outputs=2, form=form, **given)
 
 
 def turned(x, positions, cos, sin):
@@ -117,31 +72,20 @@ def turned(x, positions, cos, sin):
 
 
 ANGLES = numbers(9, 4)
-add(
-    "MRotaryEmbedding",
-    [numbers(2, 3, 16), RANDOM.integers(0, 9, (3, 2, 3)), np.cos(ANGLES), np.sin(ANGLES)],
-    turned,
-    wanted=(0,),
-    mrope_section=[2, 1, 1],
-    num_heads=2,
-)
+ARRAYS = [numbers(2, 3, 16), RANDOM.integers(0, 9, (3, 2, 3)), np.cos(ANGLES), np.sin(ANGLES)]
+add("MRotaryEmbedding", ARRAYS, turned, wanted=(0,), mrope_section=[2, 1, 1], num_heads=2)
 
 
 # --- weights in bytes ---
 for kind, form in ((0, "fp4"), (1, "nf4")):
     WHOLE = RANDOM.integers(0, 16, (6, 32))
     BYTES = packed(WHOLE[:, np.arange(32) ^ 1], 4).reshape(-1)
-    add(
-        "MatMulBnb4",
-        [numbers(2, 32), BYTES, np.abs(numbers(12))],
-        lambda a, _, s, w=TABLES[kind][WHOLE]: a @ (torch.tensor(w) * s.repeat_interleave(16).reshape(6, 32)).T,
-        K=32,
-        N=6,
-        block_size=16,
-        quant_type=kind,
-        transB=1,
-        form=form,
-    )
+
+    def product(a, _, s, w=TABLES[kind][WHOLE]):
+        return a @ (torch.tensor(w) * s.repeat_interleave(16).reshape(6, 32)).T
+
+    given = {"K": 32, "N": 6, "block_size": 16, "quant_type": kind, "transB": 1, "form": form}
+    add("MatMulBnb4", [numbers(2, 32), BYTES, np.abs(numbers(12))], product, **given)
 
 ROWS, PLACES = RANDOM.integers(0, 16, (7, 64)), np.array([[1, 6, 1], [0, 2, 5]])
 ZEROS, EIGHT = RANDOM.integers(0, 16, (7, 2)), RANDOM.integers(0, 256, (7, 64))
@@ -158,23 +102,12 @@ def gathered(whole, offset):
 
 SCALES, HALF = np.abs(numbers(7, 2)), np.full((7, 2), 8)
 blocks = {"block_size": 32, "quantize_axis": 1, "gather_axis": 0}
-add("GatherBlockQuantized", [packed(ROWS, 4), PLACES, SCALES], gathered(ROWS, HALF), bits=4, **blocks)
-add(
-    "GatherBlockQuantized",
-    [packed(ROWS, 4), PLACES, SCALES, packed(ZEROS, 4)],
-    gathered(ROWS, ZEROS),
-    bits=4,
-    form="zero points",
-    **blocks,
-)
-add(
-    "GatherBlockQuantized",
-    [EIGHT.astype(np.uint8), PLACES, SCALES.astype(np.float16)],
-    gathered(EIGHT, 16 * HALF),
-    bits=8,
-    form="8 bits, float16",
-    **blocks,
-)
+for form, arrays, formula, bits in (
+    ("", [packed(ROWS, 4), PLACES, SCALES], gathered(ROWS, HALF), 4),
+    ("zero points", [packed(ROWS, 4), PLACES, SCALES, packed(ZEROS, 4)], gathered(ROWS, ZEROS), 4),
+    ("8 bits, float16", [EIGHT.astype("u1"), PLACES, SCALES.astype("f2")], gathered(EIGHT, 16 * HALF), 8),
+):
+    add("GatherBlockQuantized", arrays, formula, bits=bits, form=form, **blocks)
 
 # --- Fourier transforms ---
 
@@ -201,49 +134,27 @@ for opset in (17, 20):
     column = [None, np.array(1)] if opset == 20 else []
     axis = {"constants": (2,)} if opset == 20 else {"axis": 1}
     transform = {"domain": "", "opset": opset, "wanted": (0,), "terms": 256, **axis}
-    form = f"opset {opset}"
-    add("DFT", [numbers(2, 6, 1), *column], lambda x, *_: pairs(torch.fft.fft(whole(x))), form=form, **transform)
-    add(
-        "DFT",
-        [numbers(2, 6, 2), *column],
-        lambda x, *_: pairs(torch.fft.ifft(whole(x))),
-        inverse=1,
-        form=f"inverse, {form}",
-        **transform,
-    )
-    add(
-        "DFT",
-        [numbers(2, 7, 1), *column],
-        lambda x, *_: pairs(torch.fft.rfft(x[..., 0])),
-        onesided=1,
-        form=f"one side, {form}",
-        **transform,
-    )
-    add(
-        "DFT",
-        [numbers(2, 5, 2), *column],
-        lambda x, *_: torch.fft.irfft(whole(x)).unsqueeze(-1),
-        inverse=1,
-        onesided=1,
-        form=f"inverse of one side, {form}",
-        **transform,
-    )
+    for kind, (words, shape) in {
+        (0, 0): ("", (2, 6, 1)),
+        (1, 0): ("inverse, ", (2, 6, 2)),
+        (0, 1): ("one side, ", (2, 7, 1)),
+        (1, 1): ("inverse of one side, ", (2, 5, 2)),
+    }.items():
+        given = {name: 1 for name, flag in zip(("inverse", "onesided"), kind, strict=True) if flag}
+        add("DFT", [numbers(*shape), *column], lambda x, *_, kind=kind: transformed(x, None, -1, *kind),
+            form=f"{words}opset {opset}", **given, **transform)  # fmt: skip
     for length, dim in itertools.product((1, 2, 6, 7, 8, 13), (1, -2)):
         place = [np.array(length), np.array(dim)] if opset == 20 else [np.array(length)]
         own = {"constants": (1, 2)} if opset == 20 else {"constants": (1,), "axis": dim}
         for inverse, onesided in itertools.product((0, 1), (0, 1)):
             own_size = length // 2 + 1  # with any other onnxruntime 1.32 computes something else than ONNX's reference
             shape = (2, own_size if dim == 1 else 5, own_size if dim == -2 else 3) if onesided & inverse else (2, 5, 3)
+            given = {**transform, **own, "inverse": inverse, "onesided": onesided}
             for each in ((1, 2), (1,), (1, 2), (2,))[2 * inverse + onesided]:
-                add(
-                    "DFT",
-                    [numbers(*shape, each), *place],
+                given["form"] = f"{length} of numbers along {dim}, {inverse}, {onesided}, {each}, opset {opset}"
+                add("DFT", [numbers(*shape, each), *place],
                     lambda x, *_, n=length, dim=dim, kind=(inverse, onesided): transformed(x, n, dim % 4, *kind),
-                    form=f"{length} of numbers along {dim}, {inverse}, {onesided}, {each}, {form}",
-                    inverse=inverse,
-                    onesided=onesided,
-                    **{**transform, **own},
-                )
+                    **given)  # fmt: skip
 for length in (5, 9):
     add("DFT", [numbers(2, 7, 1), np.array(length), np.array(-2)],
         lambda x, _, __, n=length: pairs(torch.fft.rfft(x[..., 0], n)), constants=(1, 2), onesided=1,

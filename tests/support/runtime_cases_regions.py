@@ -2,10 +2,11 @@
 
 import numpy as np
 import torch
-from runtime_cases_newer import added_to, numbers
+from runtime_cases import added_to
+from runtime_cases_newer import numbers
 
 CASES = {}
-add = added_to(CASES)
+add = added_to(CASES, terms=64)
 
 # --- regions of images ---
 IMAGES, ROWS_OF = numbers(2, 3, 6, 7), np.array([0, 1, 1])
@@ -74,19 +75,10 @@ def beyond(x, at_y, at_x):
     return total
 
 
-add("DeformConv", [numbers(1, 2, 4, 5), numbers(3, 2, 2, 2), numbers(1, 8, 3, 4)], moved, kernel_shape=[2, 2], opset=19,
-    domain="")  # fmt: skip
-add(
-    "DeformConv",
-    [numbers(2, 4, 5, 4), numbers(2, 2, 2, 3), 2 * numbers(2, 24, 3, 2), numbers(2), numbers(2, 12, 3, 2)],
-    lambda *x: moved(*x, stride=(2, 1), pads=(1, 2), dilation=(1, 2), group=2, parts=2),
-    kernel_shape=[2, 3],
-    strides=[2, 1],
-    pads=[1, 2, 1, 0],
-    dilations=[1, 2],
-    group=2,
-    offset_group=2,
-    opset=19,
-    domain="",
-    form="groups, mask",
-)
+given = {"opset": 19, "domain": ""}
+ARRAYS = [numbers(1, 2, 4, 5), numbers(3, 2, 2, 2), numbers(1, 8, 3, 4)]
+add("DeformConv", ARRAYS, moved, kernel_shape=[2, 2], **given)
+ARRAYS = [numbers(2, 4, 5, 4), numbers(2, 2, 2, 3), 2 * numbers(2, 24, 3, 2), numbers(2), numbers(2, 12, 3, 2)]
+given |= {"kernel_shape": [2, 3], "strides": [2, 1], "pads": [1, 2, 1, 0], "dilations": [1, 2]}
+given |= {"group": 2, "offset_group": 2, "form": "groups, mask"}
+add("DeformConv", ARRAYS, lambda *x: moved(*x, (2, 1), (1, 2), (1, 2), group=2, parts=2), **given)
