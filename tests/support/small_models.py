@@ -6,13 +6,22 @@ import onnxruntime
 from onnx import numpy_helper, parser
 
 import opgrad.onnxruntime
+from opgrad.training import ArtifactSet
+from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 LABELS = np.array([0, 1, 2, 2, 1, 0])
 
 
-def build(text, weights=(), opset=17):
+def set_of(model, folder, loss=LossType.CrossEntropyLoss, optimizer=OptimType.SGD, **options):
+    """The artifact set of a model, in a folder that is made for it."""
+    folder.mkdir(exist_ok=True)
+    generate_artifacts(model, loss=loss, optimizer=optimizer, artifact_directory=folder, **options)
+    return ArtifactSet.load(folder)
+
+
+def build(text, weights=(), opset=17, domains=""):
     """A model of this text, with these initializers; its nodes are named n0, n1, …"""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{text}')
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}{domains}]>\n{text}')
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in dict(weights).items())
     for index, node in enumerate(model.graph.node):
         node.name = f"n{index}"

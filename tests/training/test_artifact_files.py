@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import helper
-from small_models import LABELS, build, gradients_of, normal, perceptron, run
+from small_models import LABELS, build, gradients_of, normal, perceptron, run, set_of
 from training_sets import load
 
 from opgrad.cli.inspection import inspect
@@ -180,11 +180,7 @@ def in_two_files(folder):
 
 
 def made(model, folder, **options):
-    folder.mkdir(exist_ok=True)
-    generate_artifacts(
-        model, ["w7"], loss=LossType.MSELoss, optimizer=OptimType.SGD, artifact_directory=folder, **options
-    )
-    return ArtifactSet.load(folder)
+    return set_of(model, folder, LossType.MSELoss, requires_grad=["w7"], **options)
 
 
 def losses(artifacts, steps=3):

@@ -5,12 +5,11 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import numpy_helper
-from small_models import build, normal
+from small_models import build, normal, set_of
 
 from opgrad.cli.inspection import inspect
-from opgrad.training import ArtifactSet, Trainer
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training import Trainer
+from opgrad.training.artifacts import LossType, generate_artifacts
 
 STEPS, ROWS, WORDS, RATE = 20, 8, 5, 0.2
 WEIGHTS = normal(w=(4, 6), r=(6, 6), gate=(6,), o=(6, 3), bias=(3,))
@@ -77,17 +76,13 @@ def expected():
 
 
 def made(folder, **settings):
-    generate_artifacts(
-        build(TEXT, WEIGHTS), list(WEIGHTS), loss=LossType.CrossEntropyLoss, optimizer=OptimType.SGD,
-        artifact_directory=folder, **settings,
-    )  # fmt: skip
-    return folder
+    return set_of(build(TEXT, WEIGHTS), folder, requires_grad=list(WEIGHTS), **settings)
 
 
 @pytest.mark.parametrize("settings", [{}, {"checkpoint_segments": 2}, {"checkpoint_segments": ["h"]}])
 def test_twenty_steps_and_an_export(settings, expected, tmp_path):
     losses, weights = expected
-    trainer = Trainer(ArtifactSet.load(made(tmp_path, **settings)))
+    trainer = Trainer(made(tmp_path, **settings))
     trainer.learning_rate = RATE
     found = [trainer.step(batch) for batch in batches()]
     np.testing.assert_allclose(found, losses, rtol=RTOL)
@@ -112,11 +107,7 @@ def test_batch_normalization_in_a_branch_trains(tmp_path):
     }"""
     weights = {**normal(w=(4, 3)), "scale": np.ones(4, np.float32), "bias": np.zeros(4, np.float32)}
     model = build(text, {**weights, "mean": np.zeros(4, np.float32), "var": np.ones(4, np.float32)})
-    generate_artifacts(
-        model, list(weights), loss=LossType.CrossEntropyLoss, optimizer=OptimType.SGD, artifact_directory=tmp_path,
-        batch_norm="train",
-    )  # fmt: skip
-    trainer = Trainer(ArtifactSet.load(tmp_path))
+    trainer = Trainer(set_of(model, tmp_path, requires_grad=list(weights), batch_norm="train"))
     trainer.learning_rate = RATE
     w, scale, bias = (torch.tensor(each, requires_grad=True) for each in weights.values())
     optimizer, mean, var = torch.optim.SGD([w, scale, bias], lr=RATE), torch.zeros(4), torch.ones(4)
@@ -143,8 +134,7 @@ def test_batch_normalization_in_a_branch_trains(tmp_path):
 )
 @pytest.mark.parametrize("requires_grad", [None, ["*"]])
 def test_weights_of_branches_that_no_run_takes_are_none(condition, requires_grad, tmp_path):
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        g (float[n, 4] x) => (float[n, 3] y) {{
+    text = f"""g (float[n, 4] x) => (float[n, 3] y) {{
             one = Constant<value = int64 {{1}}>()  two = Constant<value = int64 {{2}}>()
             four = Constant<value = int64[1] {{4}}>()  sizes = Shape<start = 1>(x)
             last = Constant<value = int64[1] {{-1}}>()  end = Constant<value = int64[1] {{2}}>()
@@ -153,9 +143,8 @@ def test_weights_of_branches_that_no_run_takes_are_none(condition, requires_grad
             h = MatMul(x, w)
             y = If (yes) <then_branch = a () => (float[n, 3] p) {{ p = MatMul(h, v) }},
                           else_branch = b () => (float[n, 3] q) {{ r = MatMul(h, u)  q = Add(r, c) }}>
-        }}""")
-    arrays = normal(w=(4, 3), v=(3, 3), u=(3, 3), c=(3,))
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+        }}"""
+    model = build(text, normal(w=(4, 3), v=(3, 3), u=(3, 3), c=(3,)))
     made = generate_artifacts(model, requires_grad, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path)
     assert (made.trainable, made.constants) == (("w", "v"), ("u", "c"))
     onnx.save(model, tmp_path / "model.onnx")

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from artifact_sets import optimizer_model, write_linear_set
 from onnx import TensorProto, helper, numpy_helper
+from small_models import set_of
 
 from opgrad.cli.inspection import inspect
 from opgrad.gradients import gradients
@@ -220,8 +221,7 @@ def test_a_run_that_fails_names_the_model(tmp_path):
         [helper.make_node("Reshape", ["x", "c0"], ["r"]), helper.make_node("ReduceSum", ["r"], ["sum"])],
         np.array([3, 7]),
     )
-    generate_artifacts(model, ["w"], None, LossType.MSELoss, OptimType.SGD, tmp_path)
-    trainer = Trainer(ArtifactSet.load(tmp_path))
+    trainer = Trainer(set_of(model, tmp_path, LossType.MSELoss, requires_grad=["w"]))
     batch = {"x": np.ones((2, 4), np.float32), "target": np.ones((2, 3), np.float32)}
     with pytest.raises(ValueError, match=rf"^Trainer: {tmp_path}/training_model.onnx: .*Reshape") as raised:
         trainer.step(batch)

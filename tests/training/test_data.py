@@ -13,18 +13,17 @@ import pytest
 from artifact_sets import EXAMPLES
 from command import cli
 from onnx.external_data_helper import set_external_data
-from small_models import build, normal
+from small_models import build, normal, set_of
 
 from bench import figures
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.loading import read_model
 from opgrad.onnxruntime import InferenceSession
 from opgrad.onnxruntime.loading import lower_file, open_session
-from opgrad.training import ArtifactSet, Dataset, TensorSpec, Trainer, read_checkpoint
-from opgrad.training.artifacts import generate_artifacts
+from opgrad.training import Dataset, TensorSpec, Trainer, read_checkpoint
 from opgrad.training.engine.evaluation import check_labels, class_count
 from opgrad.training.files.dataset import load_file, located
-from opgrad.training.onnxblock import custom_op_library, loss, optim
+from opgrad.training.onnxblock import custom_op_library, loss
 from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import Resumption
 
@@ -278,7 +277,7 @@ def test_scores_whose_classes_the_graph_leaves_open(tmp_path):
         'g (float[batch, 4] x) => (float[batch, c] y) { y = Einsum<equation = "bi,ij->bj">(x, w) }', normal(w=(4, 3))
     )
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "c"
-    artifacts = made(model, tmp_path)
+    artifacts = set_of(model, tmp_path)
     data = Dataset({"x": np.zeros((4, 4), np.float32), "labels": np.array([0, 1, 2, 3])})
     assert class_count(artifacts, data) == 3
     with pytest.raises(ValueError, match="file: labels: row 3 is 3, expected classes from 0 to 2"):
@@ -288,20 +287,10 @@ def test_scores_whose_classes_the_graph_leaves_open(tmp_path):
         trainer.step(data.arrays)
 
 
-def made(model, folder, block=None):
-    folder.mkdir(exist_ok=True)
-    onnx.save(model, folder / "model.onnx")
-    block = block if block is not None else loss.CrossEntropyLoss()
-    generate_artifacts(folder / "model.onnx", loss=block, optimizer=optim.AdamW(), artifact_directory=folder)
-    return ArtifactSet.load(folder)
-
-
 def test_labels_of_which_the_loss_takes_some(tmp_path):
     """A language model shifts its labels: the first of a row is none, and may hold anything."""
     model = build(TOKEN_ROWS.replace("loss =", f"{PARTS}  loss ="), normal(table=(7, 2), w=(2, 3)))
-    onnx.save(model, tmp_path / "model.onnx")
-    generate_artifacts(tmp_path / "model.onnx", optimizer=optim.AdamW(), artifact_directory=tmp_path)
-    artifacts = ArtifactSet.load(tmp_path)
+    artifacts = set_of(model, tmp_path, None)
     ids, labels = np.zeros((1500, 5), np.int64), np.zeros((1500, 5), np.int64)
     labels[:, 0], labels[700, 1], labels[3, 2] = 99, 2, -100
     check_labels(artifacts, Dataset({"ids": ids, "labels": labels}), "file")
@@ -312,7 +301,7 @@ def test_labels_of_which_the_loss_takes_some(tmp_path):
 
 def test_ignored_labels_and_labels_of_pixels(tmp_path):
     model = build("g (float[batch, 2, 3, 3] x) => (float[batch, 4, 3, 3] y) { y = Conv(x, k) }", normal(k=(4, 2, 1, 1)))
-    artifacts = made(model, tmp_path, loss.CrossEntropyLoss(ignore_index=255))
+    artifacts = set_of(model, tmp_path, loss.CrossEntropyLoss(ignore_index=255))
     labels = np.zeros((5, 3, 3), np.int64)
     labels[2] = 255
     data = Dataset({"x": np.zeros((5, 2, 3, 3), np.float32), "labels": labels})
@@ -323,12 +312,9 @@ def test_ignored_labels_and_labels_of_pixels(tmp_path):
 
 
 def test_a_loss_without_classes_has_no_labels_to_check(tmp_path):
-    artifacts = made(
-        build("g (float[n, 4] x) => (float[n, 3] y) { y = MatMul(x, w) }", normal(w=(4, 3))), tmp_path, loss.MSELoss()
-    )
-    check_labels(
-        artifacts, Dataset({"x": np.zeros((2, 4), np.float32), "target": np.full((2, 3), 1e9, np.float32)}), "file"
-    )
+    model = build("g (float[n, 4] x) => (float[n, 3] y) { y = MatMul(x, w) }", normal(w=(4, 3)))
+    data = Dataset({"x": np.zeros((2, 4), np.float32), "target": np.full((2, 3), 1e9, np.float32)})
+    check_labels(set_of(model, tmp_path, loss.MSELoss()), data, "file")
 
 
 INPUTS = (

@@ -19,13 +19,13 @@ from command import cli
 from cuda_gate import environment as compiling
 from halved_models import halved
 from onnx import TensorProto
-from small_models import build, normal
+from small_models import build, normal, set_of
 from training_sets import DIGITS, batch, load, values
 
 from opgrad.cuda import driver
 from opgrad.training import AdamWRule, ArtifactSet, Dataset, SGDRule, Trainer, read_checkpoint
 from opgrad.training.api import CheckpointState, Module
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.artifacts import OptimType
 from opgrad.training.files.checkpoint import write_checkpoint
 from opgrad.training.run import job
 from opgrad.training.run.recipe import Recipe
@@ -169,9 +169,8 @@ def test_float16_with_a_scaled_loss(tmp_path):
     model = halved(
         build(text, {**normal(w=(4, 6), b=(6,), v=(6, 3)), "scale": np.ones(6, "f4")}, 20), TensorProto.FLOAT16
     )
-    kinds = {"loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW, "precision": "model"}
-    generate_artifacts(model, artifact_directory=tmp_path, **kinds)
-    artifacts, random = ArtifactSet.load(tmp_path), np.random.default_rng(5)
+    artifacts = set_of(model, tmp_path, optimizer=OptimType.AdamW, precision="model")
+    random = np.random.default_rng(5)
     x, labels = random.normal(size=(8, 4)).astype("f2"), random.integers(0, 3, 8)
     given = dict(zip((each.name for each in artifacts.inputs), (x, labels), strict=True))
     trainers = [Trainer(artifacts, 0.01, loss_scale="dynamic", device=device) for device in ("cpu", "cuda")]

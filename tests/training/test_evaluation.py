@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from small_models import build, normal, perceptron
+from small_models import build, normal, perceptron, set_of
 
-from opgrad.training import ArtifactSet, Dataset, Trainer, onnxblock
-from opgrad.training.artifacts import OptimType, generate_artifacts
+from opgrad.training import Dataset, Trainer, onnxblock
 from opgrad.training.onnxblock import loss as losses
 
 WEIGHTS = np.array([0.2, 1, 5], np.float32)
@@ -76,8 +75,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_loss_does_not_depend_on_the_batch(name, tmp_path):
     block, expected = CASES[name]
-    generate_artifacts(perceptron(), None, None, block, OptimType.SGD, tmp_path)
-    artifacts = ArtifactSet.load(tmp_path)
+    artifacts = set_of(perceptron(), tmp_path, block)
     trainer = Trainer(artifacts)
     held = {"x": X, "labels": LABELS, "target": TARGET, "mask": MASK}
     data = Dataset({spec.name: held[spec.name] for spec in artifacts.inputs})
@@ -94,17 +92,13 @@ def test_weights_that_are_inputs_or_frozen(tmp_path):
     model = build(text, {**normal(w=(4, 3)), "weights": WEIGHTS})
     found = []
     for frozen in (None, ["weights"]):
-        generate_artifacts(model, ["w"], frozen, None, OptimType.SGD, tmp_path)
-        trainer = Trainer(ArtifactSet.load(tmp_path))
+        trainer = Trainer(set_of(model, tmp_path, None, requires_grad=["w"], frozen_params=frozen))
         data = Dataset({"x": X, "labels": LABELS})
         found += [trainer.evaluate(data, size).loss for size in (4, ROWS)]
     assert found == pytest.approx([found[0]] * 4, rel=1e-5)
 
 
 def test_rows_without_weight(tmp_path):
-    generate_artifacts(
-        perceptron(), None, None, losses.CrossEntropyLoss(np.array([0, 1, 1], np.float32)), OptimType.SGD, tmp_path
-    )
-    trainer = Trainer(ArtifactSet.load(tmp_path))
+    trainer = Trainer(set_of(perceptron(), tmp_path, losses.CrossEntropyLoss(np.array([0, 1, 1], np.float32))))
     data = Dataset({"x": X, "labels": LABELS})
     assert trainer.evaluate(data, 2).loss == pytest.approx(trainer.evaluate(data, ROWS).loss, rel=1e-5)

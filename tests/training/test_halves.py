@@ -8,12 +8,12 @@ import pytest
 from command import succeeds
 from halved_models import KINDS, halved
 from onnx import TensorProto, numpy_helper
-from small_models import build, images, normal
+from small_models import build, images, normal, set_of
 from training_sets import load
 
-from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint, write_checkpoint
+from opgrad.training import Dataset, Trainer, read_checkpoint, write_checkpoint
 from opgrad.training.api import CheckpointState
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.artifacts import LossType, OptimType
 from opgrad.training.engine.trainer import FACTOR, LossScale
 
 RANDOM = np.random.default_rng(5)
@@ -31,10 +31,7 @@ def small():
 
 
 def made(model, folder, **more):
-    folder.mkdir(exist_ok=True)
-    options = {"loss": CE, "optimizer": OptimType.AdamW, **more}
-    generate_artifacts(model, artifact_directory=folder, **options)
-    return ArtifactSet.load(folder)
+    return set_of(model, folder, **{"optimizer": OptimType.AdamW, **more})
 
 
 def batch(artifacts, x=X, labels=LABELS):

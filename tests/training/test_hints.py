@@ -9,7 +9,7 @@ import pytest
 from command import cli, succeeds
 from differences import computed
 from onnx import helper, numpy_helper
-from small_models import build, normal, perceptron
+from small_models import build, normal, perceptron, set_of
 from training_sets import load
 
 from opgrad.cli.inspection import inspect
@@ -182,11 +182,9 @@ CHANGES = ("a size below 0", "nodes out of order", "another shape", "another ran
 def test_what_onnxruntime_takes_is_trained(case, tmp_path):
     model, others = CASES[case]() if case in CASES else perceptron_with(case)
     path, folder = tmp_path / "model.onnx", tmp_path / "set"
-    folder.mkdir()
     path.write_bytes(model.SerializeToString())
     assert computed(model, {"x": X[:6], **others})[0].shape == (6, 3)
-    generate_artifacts(model, loss=CE, optimizer=OptimType.SGD, artifact_directory=folder)
-    trainer = Trainer(ArtifactSet.load(folder), 0.1)
+    trainer = Trainer(set_of(model, folder), 0.1)
     feeds = {"x": X[:6], **others, "labels": LABELS[:6]}
     losses = [trainer.step(feeds) for _ in range(4)]
     assert losses[-1] < losses[0]
@@ -197,8 +195,7 @@ def test_what_onnxruntime_takes_is_trained(case, tmp_path):
 
 def test_inputs_of_all_examples_are_given_to_every_batch(tmp_path):
     model, others = state_of_one_row()
-    generate_artifacts(model, loss=CE, optimizer=OptimType.SGD, artifact_directory=tmp_path)
-    artifacts = ArtifactSet.load(tmp_path)
+    artifacts = set_of(model, tmp_path)
     assert artifacts.axes == {"x": 0, "state": None, "labels": 0}
     assert artifacts.batch_rows is None
     np.savez(tmp_path / "data.npz", x=X, labels=LABELS, **others)

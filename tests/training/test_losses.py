@@ -5,12 +5,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from small_models import build, gradients_of, normal, perceptron, run
+from small_models import build, gradients_of, normal, perceptron, run, set_of
 
 from opgrad.onnxruntime import lower
-from opgrad.training import ArtifactSet, Dataset, Trainer, onnxblock, read_checkpoint
+from opgrad.training import Dataset, Trainer, onnxblock, read_checkpoint
 from opgrad.training.api import CheckpointState, Module
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training.artifacts import LossType, generate_artifacts
 from opgrad.training.files.artifact_set import Objective, find_objective, note_outputs
 from opgrad.training.onnxblock import blocks, loss
 from opgrad.training.onnxblock.loss import CrossEntropyLoss, NLLLoss
@@ -224,8 +224,7 @@ WITHOUT_WEIGHT = {  # labels 0 have the weight 0
 @pytest.mark.parametrize("name", [*LOSSES, *WITHOUT_WEIGHT])
 def test_no_label_counts(name, tmp_path):
     (model, loss), labels = (LOSSES | WITHOUT_WEIGHT)[name], ALL if name in LOSSES else np.zeros_like(ALL)
-    generate_artifacts(model(), None, None, loss, OptimType.SGD, tmp_path)
-    artifacts, batch = ArtifactSet.load(tmp_path), {"x": X, "labels": labels}
+    artifacts, batch = set_of(model(), tmp_path, loss), {"x": X, "labels": labels}
     trainer, values = Trainer(artifacts, 0.5), read_checkpoint(tmp_path / "checkpoint").parameters
     found = [trainer.step(batch), trainer.evaluate(Dataset(batch, artifacts.axes)).loss]
     for key, array in values.items():
@@ -246,8 +245,7 @@ def test_no_label_counts(name, tmp_path):
 def test_labels_that_count_have_the_same_mean_as_before(name, tmp_path):
     """Also over batches of which one has no label that counts."""
     model, loss = LOSSES[name]
-    generate_artifacts(model(), None, None, loss, OptimType.SGD, tmp_path)
-    artifacts = ArtifactSet.load(tmp_path)
+    artifacts = set_of(model(), tmp_path, loss)
     batch, values = {"x": X, "labels": SOME}, read_checkpoint(tmp_path / "checkpoint").parameters
     trainer = Trainer(artifacts, 0.0)
     hidden = X @ values["w0"] + values["b0"]
@@ -270,12 +268,11 @@ def test_a_label_that_int32_does_not_hold(tmp_path):
     text = """g (float[n, 4] x, int32[n] labels) => (float loss) {
         s = MatMul(x, w)  loss = SoftmaxCrossEntropyLoss<ignore_index = 4294967296>(s, labels)
     }"""
-    generate_artifacts(build(text, normal(w=(4, 3))), None, None, None, OptimType.SGD, tmp_path)
+    artifacts = set_of(build(text, normal(w=(4, 3))), tmp_path, None)
     labels = np.arange(len(X)).astype(np.int32) % 3
     batch, w = {"x": X, "labels": labels}, read_checkpoint(tmp_path / "checkpoint").parameters["w"]
     scores = (X @ w).astype(np.float64)
     exact = np.mean(np.log(np.exp(scores).sum(1)) - scores[np.arange(len(X)), labels])
-    artifacts = ArtifactSet.load(tmp_path)
     found = [Trainer(artifacts, 0.0).step(batch), Trainer(artifacts, 0.0).evaluate(Dataset(batch, artifacts.axes)).loss]
     np.testing.assert_allclose(found, exact, rtol=1e-5)
 

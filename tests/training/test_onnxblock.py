@@ -5,7 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
-from small_models import LABELS, gradients_of, perceptron, run, two_outputs
+from small_models import LABELS, build, gradients_of, perceptron, run, two_outputs
 
 from opgrad.training import ArtifactSet, Trainer, artifacts, onnxblock, read_checkpoint
 from opgrad.training.onnxblock import blocks
@@ -216,9 +216,8 @@ def test_wrong_arguments_leave_the_folder_as_it_was(model, arguments, kind, mess
 
 
 def test_all_nodes_without_gradient_are_told_at_once(tmp_path):
-    text = '<ir_version: 8, opset_import: ["": 17, "my": 1]> g (float[n, 3] x) => (float[n, 3] y) {'
-    model = onnx.parser.parse_model(text + "a = MatMul(x, w) b = my.One(a) c = my.Two(b) y = Add(c, w) }")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 3), np.float32), "w"))
+    text = "g (float[n, 3] x) => (float[n, 3] y) { a = MatMul(x, w) b = my.One(a) c = my.Two(b) y = Add(c, w) }"
+    model = build(text, {"w": np.ones((3, 3), np.float32)}, domains=', "my": 1')
     expected = "generate_artifacts: 2 nodes have no gradient: my.One .* my.Two .*register_gradient adds one$"
     with pytest.raises(NotImplementedError, match=expected):
         artifacts.generate_artifacts(model, loss=Summed(), artifact_directory=tmp_path)

@@ -13,10 +13,11 @@ from onnx import numpy_helper, parser
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.quantization.shape_inference import quant_pre_process
+from small_models import set_of
 
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.byte_products import MOST
-from opgrad.training import ArtifactSet, Trainer
+from opgrad.training import Trainer
 from opgrad.training.artifacts import OptimType, generate_artifacts
 from opgrad.training.onnxblock.loss import CrossEntropyLoss
 from opgrad.training.quantization import Distillation, convert, prepare, with_learned_scales, with_teacher
@@ -67,12 +68,9 @@ def run(model, feeds, level=onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL):
     return session.run(None, feeds)[0]
 
 
-def trained(model, name, steps=12, loss=None, **options):
+def trained(model, name, steps=12, loss=None, *, folder, **options):
     """The model after some steps on labels that depend on the inputs, and the parameters that it began with."""
-    folder = options.pop("folder")
-    generate_artifacts(model, loss=loss or CrossEntropyLoss(), optimizer=OptimType.AdamW, artifact_directory=folder,
-                       **options)  # fmt: skip
-    artifacts = ArtifactSet.load(folder)
+    artifacts = set_of(model, folder, loss or CrossEntropyLoss(), OptimType.AdamW, **options)
     trainer, losses = Trainer(artifacts, 0.01), []
     several = batches_of(name)
     for step in range(steps):

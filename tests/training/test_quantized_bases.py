@@ -8,12 +8,12 @@ import onnxruntime
 import pytest
 from command import cli, succeeds
 from onnx import TensorProto, helper, numpy_helper, parser
-from small_models import normal
+from small_models import normal, set_of
 
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnxruntime import exact_products
-from opgrad.training import ArtifactSet, Dataset, Trainer
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
+from opgrad.training import Dataset, Trainer
+from opgrad.training.artifacts import LossType, OptimType
 from opgrad.training.engine.training_graph import open_session, session_options
 from opgrad.training.files import tensor_values
 from opgrad.training.make import artifacts
@@ -61,12 +61,10 @@ def trainer_of(model, folder):
     folder.mkdir()
     onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=1500)
     before = (folder / "model.data").read_bytes()
-    made = folder / "set"
-    made.mkdir()
-    options = {"loss": LossType.MSELoss, "optimizer": OptimType.AdamW, "requires_grad": ["a", "b"]}
-    generate_artifacts(folder / "model.onnx", artifact_directory=made, **options)
+    given = LossType.MSELoss, OptimType.AdamW
+    made = set_of(folder / "model.onnx", folder / "set", *given, requires_grad=["a", "b"])
     assert (folder / "model.data").read_bytes() == before
-    return Trainer(ArtifactSet.load(made), learning_rate=0.01)
+    return Trainer(made, learning_rate=0.01)
 
 
 @pytest.mark.parametrize(("kind", "shared"), [("int4", False), ("int4", True), ("uint4", True), ("int8", False)])
@@ -231,10 +229,7 @@ def test_bases_of_others_are_trained_and_told(name, tmp_path, saturating):
     onnx.save(model, tmp_path / "model.onnx")
     _, text = cli("inspect", tmp_path / "model.onnx", columns=400)
     assert "products of unsigned and signed bytes saturate" in text
-    (tmp_path / "set").mkdir()
-    options = {"loss": LossType.MSELoss, "optimizer": OptimType.SGD, "artifact_directory": tmp_path / "set"}
-    generate_artifacts(model, requires_grad=["scale"], **options)
-    trainer = Trainer(ArtifactSet.load(tmp_path / "set"), 0.1)
+    trainer = Trainer(set_of(model, tmp_path / "set", LossType.MSELoss, requires_grad=["scale"]), 0.1)
     wanted, tolerance = expected(name, model, feeds)
     target = np.zeros(wanted.shape, np.float32)
     loss = trainer.compute_gradients({**feeds, "target": target})

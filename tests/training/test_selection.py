@@ -274,8 +274,7 @@ def test_weights_of_a_loss_are_trained_if_they_are_named(tmp_path):
 
 
 def test_weights_inside_of_functions_and_branches(tmp_path):
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17, "own": 1]>
-        g (float[n, 4] x) => (float[n, 3] y) {
+    text = """g (float[n, 4] x) => (float[n, 3] y) {
             yes = Constant<value = bool {1}>()
             h = own.layer(x, w)
             y = If (yes) <then_branch = a () => (float[n, 3] p) { p = MatMul(h, v) },
@@ -284,10 +283,8 @@ def test_weights_inside_of_functions_and_branches(tmp_path):
         <domain: "own", opset_import: ["": 17]> layer (a, b) => (c) {
             yes = Constant<value = bool {1}>()  ratio = Constant<value_float = 0.5>()
             m = MatMul(a, b)  c, mask = Dropout(m, ratio, yes)
-        }""")
-    model.graph.initializer.extend(
-        numpy_helper.from_array(array, name) for name, array in normal(w=(4, 3), v=(3, 3)).items()
-    )
+        }"""
+    model = build(text, normal(w=(4, 3), v=(3, 3)), domains=', "own": 1')
     made = generate_artifacts(model, loss=CE, artifact_directory=tmp_path)
     assert (made.trainable, [note[:26] for note in made.notes]) == (("w", "v"), ["Dropout with training_mode"])
     feeds = {"x": np.ones((6, 4), np.float32), "labels": LABELS, **read_checkpoint(tmp_path / "checkpoint").trainable}

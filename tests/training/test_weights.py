@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from command import cli
 from onnx import helper, numpy_helper, parser
-from small_models import LABELS, build, normal, run
+from small_models import LABELS, build, normal, run, set_of
 
 from opgrad.onnx.graph.loading import load
 from opgrad.onnx.graph.nodes import SCOPES, module_path
@@ -87,8 +87,7 @@ CASES = {
 
 def check(folder, model, values, compute):
     """Whether a step changes the weights along the gradient of the mean square of the results, in float64."""
-    generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, folder)
-    artifacts = ArtifactSet.load(folder)
+    artifacts = set_of(model, folder, LossType.MSELoss)
     exact = {name: each.astype(np.float64) for name, each in values.items()}
     target = np.zeros_like(compute(**exact), np.float32)
     trainer, (label,) = Trainer(artifacts, 1.0), (each.name for each in artifacts.inputs if each.name != "x")
