@@ -6,12 +6,12 @@ import pickle
 import queue
 import random
 import signal
-import threading
 import tracemalloc
 import warnings
 
 import numpy as np
 import pytest
+from callers import call_at_once
 from subprocesses import TIMEOUT, run_python
 
 import opgrad
@@ -182,13 +182,8 @@ def test_threads_never_share_memory():
             wrong.extend([value] * bool((other[::512] != value).any()))
             mine = mine[-4:]
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    call_at_once(4, work)
     assert not wrong
-    del threads
     assert 0 <= pool.held() <= HELD
 
 

@@ -425,10 +425,9 @@ def test_set_and_get():
 
 def test_default_is_the_process_s_cpus():
     code = "import opgrad; print(opgrad.get_num_threads())"
-    environment = {name: value for name, value in os.environ.items() if name != "OPGRAD_NUM_THREADS"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    given = run_python(code, without=["OPGRAD_NUM_THREADS"])
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert int(done.stdout) == max(1, int(min(cpus, limits.cpus())))
+    assert int(given) == max(1, int(min(cpus, limits.cpus())))
 
 
 FAULT = """

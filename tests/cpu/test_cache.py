@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from subprocesses import TIMEOUT
+from subprocesses import TIMEOUT, run_python
 
 import opgrad.cpu
 from opgrad.cpu.compiler import cache as claiming
@@ -388,11 +388,7 @@ def change(path, before, after):
 def run_copy(copy, script, **variables):
     """The lines that a script prints, with the copy for opgrad."""
     environment = {"PYTHONPATH": str(copy), "OPGRAD_CACHE_DIR": str(copy / "cache"), "OPGRAD_COMPILERS": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | environment | variables, capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
-    return done.stdout.split()
+    return run_python(script, **environment | variables).split()
 
 
 DIGESTS = """

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from samples import call, sample
+from subprocesses import run_python
 from tasks import run_task
 
 from opgrad.contract import FLOATS
@@ -139,9 +140,7 @@ try:
 except ImportError:
     pass
 {CALL}"""
-    known = {name: value for name, value in os.environ.items() if name not in HOMES}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], env=known, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+    assert run_python(code, without=HOMES, PYTHONWARNINGS="error") == "True"
 
 
 def kernels(op, dtype, monkeypatch):

@@ -1,9 +1,5 @@
 """The losses with options on CUDA: every branch of the kernel, interpreted; and compiled for an architecture."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -12,6 +8,7 @@ pytest.importorskip("triton", reason="needs Triton")
 import sample_losses as cases
 from cuda_backend import FROM_PTX, ON_GPU, call
 from sample_losses import LOSSES, OPTIONS, WITH_GRADIENT
+from subprocesses import run_python
 
 import opgrad
 from opgrad.cuda import cross_entropy as kernels
@@ -92,7 +89,4 @@ CASES = [
 @pytest.mark.one_case
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_kernels_compile_without_spills(case):
-    code = COMPILE.replace("CASE", repr(case))
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python(COMPILE.replace("CASE", repr(case)), TRITON_INTERPRET="0")

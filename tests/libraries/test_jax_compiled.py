@@ -2,15 +2,14 @@
 
 import ctypes
 import functools
-import subprocess
-import sys
-import threading
 import warnings
 
 import numpy as np
 import pytest
+from callers import call_at_once
 from primitive_attributes import SHARED, every_attribute
 from samples import cast, sample, several
+from subprocesses import run_python
 
 import opgrad
 from opgrad.cpu.runtime import pool
@@ -509,25 +508,15 @@ def test_steps_in_threads_do_not_wait_for_each_other(rng):
     logits = [jax.device_put(jnp.asarray(rng.normal(size=(64, 1000)), "float32"), each) for each in jax.devices("cpu")]
     labels = jnp.asarray(rng.integers(0, 1000, 64))
     step = jax.jit(lambda x, y: x - jax.grad(opgrad.jax.cross_entropy)(x * 1.5, y))
-    failed = []
 
     def work(number):
         x = logits[number % 2]
         y = jax.device_put(labels, x.device)
-        try:
-            for _ in range(20):
-                x = step(x, y)
-            jax.block_until_ready(x)
-        except Exception as error:
-            failed.append(error)
+        for _ in range(20):
+            x = step(x, y)
+        jax.block_until_ready(x)
 
-    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not failed
-    assert not any(thread.is_alive() for thread in threads)
+    call_at_once(6, work)
 
 
 # --- the handler ------------------------------------------------------------------------------------------------------
@@ -546,8 +535,7 @@ print(float(step(jnp.zeros((3, 4)), jnp.asarray([0, 1, -100]))[0]))
     text = code.format(folder=str(tmp_path))
     runs = []
     for _ in range(2):
-        found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=300)
-        runs.append((found.stdout, sorted(each.name for each in tmp_path.iterdir() if "atime" not in each.name)))
+        runs.append((run_python(text), sorted(each.name for each in tmp_path.iterdir() if "atime" not in each.name)))
     assert runs[0] == runs[1]
     assert abs(float(runs[0][0]) - np.log(4)) < 1e-6
     assert runs[0][1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from guards import Placed
 from primitive_cases import numbers
-from samples import bits, several
+from samples import bits
 
 import opgrad
 from opgrad import post_ops
@@ -182,8 +182,9 @@ def test_dropout_s_own_values():
             Dropout(0.5, mask=wrong)
 
 
-def results_of(name, rng, given):
-    return several(getattr(opgrad, name)(**given))
+def results():
+    """Arrays for y, stats, saved and mask."""
+    return tuple(np.zeros((4, size), dtype) for size, dtype in ((3, "f4"), (1, "f4"), (3, "f4"), (3, bool)))
 
 
 WITH_ALL = {"stats": True, "save": True, "dropout": Dropout(0.5, 1, 2, mask=True)}
@@ -192,7 +193,7 @@ WITH_ALL = {"stats": True, "save": True, "dropout": Dropout(0.5, 1, 2, mask=True
 @forward
 def test_out_must_be_as_many(name, rng):
     given = arguments(name, rng) | WITH_ALL
-    outputs = tuple(np.zeros_like(each) for each in results_of(name, rng, given))
+    outputs = results()
     for wrong in (outputs[0], list(outputs), outputs[:1], outputs[:3], (*outputs, outputs[0]), ()):
         message = f"out is {type(wrong).__name__}, expected a tuple of 4 arrays"
         fails(name, given | {"out": wrong}, TypeError, message)
@@ -204,7 +205,7 @@ def test_out_must_be_as_many(name, rng):
 @forward
 def test_out_s_shapes_and_dtypes(name, rng):
     given = arguments(name, rng) | WITH_ALL
-    outputs = tuple(np.zeros_like(each) for each in results_of(name, rng, given))
+    outputs = results()
     own = dict(zip(("y", "stats", "saved", "mask"), outputs, strict=True))
     for place, (result, array) in enumerate(own.items()):
         shape = (*array.shape, 1)
@@ -240,7 +241,7 @@ def test_out_that_overlaps(name, rng):
 
 @forward
 def test_results_that_overlap_each_other(name, rng):
-    y, stats, saved, mask = (np.zeros_like(each) for each in results_of(name, rng, arguments(name, rng) | WITH_ALL))
+    y, stats, saved, mask = results()
     given = arguments(name, rng) | WITH_ALL
     other = "expected separate memory"
     for outputs, words in [

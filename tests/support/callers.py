@@ -13,19 +13,23 @@ PACKAGE = str(Path(opgrad.__file__).parent)
 
 
 def call_at_once(count, function):
-    """function(number) in so many threads, which begin together; fails if one does not end."""
-    gate = threading.Barrier(count)
+    """function(number) in so many threads, which begin together; fails if one does, or does not end."""
+    gate, failed = threading.Barrier(count), []
 
     def begin(number):
         gate.wait()
-        function(number)
+        try:
+            function(number)
+        except BaseException as error:
+            failed.append(error)
 
-    threads = [threading.Thread(target=begin, args=(number,)) for number in range(count)]
+    threads = [threading.Thread(target=begin, args=(number,), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(TIMEOUT)
     assert not any(thread.is_alive() for thread in threads)
+    assert not failed
 
 
 def functions_met(function, *args, **kwargs):

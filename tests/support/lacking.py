@@ -1,11 +1,9 @@
 """Names that a library does not document and opgrad looks for: processes that lack some of them."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
-from subprocesses import TIMEOUT
+from subprocesses import run_python
 
 import opgrad
 
@@ -42,7 +40,4 @@ def looked_for(module):
 
 
 def run_without(code, *names):
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS + code, *map(" ".join, names)], capture_output=True, text=True, timeout=TIMEOUT
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(FORKS + code, *map(" ".join, names))

@@ -7,11 +7,11 @@ import functools
 import inspect
 import pickle
 import sys
-import threading
 import types
 from typing import ClassVar
 
 import pytest
+from callers import call_at_once
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -304,11 +304,7 @@ def test_copies_and_threads():
     def run(place):
         found[place] = [model(inputs[place], labels=labels).loss.item() for _ in range(50)]
 
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(inputs))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    call_at_once(len(inputs), run)
     assert [found[place] for place in range(len(inputs))] == [[each] * 50 for each in expected]
 
 

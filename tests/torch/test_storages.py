@@ -2,10 +2,10 @@
 
 import copy
 import io
-import threading
 
 import numpy as np
 import pytest
+from callers import call_at_once
 
 torch = pytest.importorskip("torch")
 
@@ -127,11 +127,7 @@ def test_threads_never_share_storages():
             wrong.extend([number] * bool((y != number * 100 + step).any()))
             del y, z
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    call_at_once(3, work)
     assert not wrong
 
 
