@@ -277,7 +277,7 @@ def _quantized(model: Path, options: QuantizationOptions, recipe: "Recipe", data
             made = with_teacher(made, given)
     except (NotImplementedError, TypeError, ValueError) as error:
         names = {"weights": "quantize_weights", "kind": "quantize"}
-        raise ValueError(f"train: {model}: {said(error, 'quantization.prepare', names)}") from None
+        raise ValueError(f"train: {model}: {said(error, getattr(error, 'caller', ''), names)}") from None
     new_file(folder / model.name, made.SerializeToString())
     return folder / model.name
 
