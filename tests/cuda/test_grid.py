@@ -61,12 +61,8 @@ def test_axes(op, dtype, rng):
     attributes = {"axis": 1} if "axis" in op.attributes else {}
     for shape in [(2, 33, 9), (3, 4, 1), (1, 9, 70), (2, 3, 2, 5)]:
         check(op, sample(op, shape, dtype, rng, **attributes), str(shape))
-
-
-@EVERY
-def test_fewest_dimensions(op, dtype, rng):
-    shape = {"elements": (), "rows": (7,), "classes": (5, 3), "slices": (7,)}[op.kind]
-    check(op, sample(op, shape, dtype, rng, axis=0, indices=()), str(shape))
+    fewest = {"elements": (), "rows": (7,), "classes": (5, 3), "slices": (7,)}[op.kind]
+    check(op, sample(op, fewest, dtype, rng, axis=0, indices=()), str(fewest))
 
 
 @KERNELS
@@ -101,18 +97,12 @@ def test_special_values(op, dtype, rng):
 
 
 @EVERY
-def test_large_values(op, dtype, rng):
+def test_large_values_dominant_entries_and_rows_of_minus_infinity(op, dtype, rng):
     for shape in [(4, 100), (2, 6, 40)]:
         check(op, sample(op, shape, dtype, rng, size=1e4, reduction="none"), str(shape))
-
-
-@for_kernels(lambda op: op.kind in ("rows", "classes"))
-def test_one_dominant_entry_and_rows_of_minus_infinity(op, dtype, rng):
-    for shape, value in itertools.product([(5, 7), (2, 6, 40)], [80.0, -np.inf]):
+    for shape, value in itertools.product([(5, 7), (2, 6, 40)], [80.0, -np.inf] * (op.kind in ("rows", "classes"))):
         arguments = sample(op, shape, dtype, rng, reduction="none", axis=1)
-        name = elements(op, arguments)[0]
-        arguments[name] = arguments[name].copy()
-        arguments[name][:1, 2 if value == 80.0 else slice(None)] = cast(value, dtype)
+        arguments[elements(op, arguments)[0]][:1, 2 if value == 80.0 else slice(None)] = cast(value, dtype)
         check(op, arguments, f"{shape}, {value}")
 
 
@@ -162,20 +152,15 @@ def test_out_with_strides(op, dtype, change, rng):
 
 @KERNELS
 def test_many_dimensions(op, rng):
+    """Of arrays that cannot be written."""
     shape = (1, 3, 2, 1, 2, 1, 3, 1, 2, 1, 2, 2)
     for axis in (1, 6) if "axis" in op.attributes else (1,):
         arguments = sample(op, shape, "float32", rng, axis=axis)
+        for value in arguments.values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
         check(op, arguments, f"axis {axis}")
         check(op, relaid(arguments, np.asfortranarray, list(arguments)), f"axis {axis}, Fortran order")
-
-
-@KERNELS
-def test_read_only_inputs(op, rng):
-    arguments = sample(op, (5, 33), "float32", rng)
-    for value in arguments.values():
-        if isinstance(value, np.ndarray):
-            value.flags.writeable = False
-    check(op, arguments)
 
 
 # --- out -----------------------------------------------------------------------------------------------------------
@@ -283,10 +268,6 @@ def test_labels_out_of_range(op, dtype, rng):
                 nan = np.isnan(result.astype(np.float64)).reshape(len(result), -1)
                 assert nan[wrong].all(), label
                 assert not np.delete(nan, wrong, 0).any(), label
-
-
-@CLASSES
-def test_a_label_out_of_range_makes_the_summed_loss_nan(op, dtype, rng):
     for reduction in ("mean", "sum"):
         arguments = sample(op, (9, 35), dtype, rng, reduction=reduction)
         arguments["labels"][4] = 35

@@ -29,7 +29,7 @@ from cuda_backend import (
 )
 from guards import Placed, c_order, fortran, laid_out, permuted
 from post_op_cases import ELTWISE, PATTERNS, SHAPE, before, made, operand_of, some_chain
-from primitive_attributes import ALONE, AXES, flag, forms, some_attributes, some_where
+from primitive_attributes import ALONE, AXES, flag, forms, some_attributes, some_where, specials
 from primitive_cases import check_forward, check_gradient, numbers, step_of
 from samples import bits, cast
 
@@ -266,11 +266,9 @@ def test_seeds_are_no_part_of_a_plan(rng):
 
 # --- special numbers -------------------------------------------------------------------------------------------------
 
-BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "denormal": 1e-40, "largest": 3e38, "smallest": -3e38}
-
 
 @forms
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@specials
 def test_special_numbers(bad, name, inf_as_zero, rng):
     """One in every other row, each in another place."""
     cases = itertools.product((("float32", "float32"), ("bfloat16", "int8")), (0, 1))

@@ -13,7 +13,7 @@ import pytest
 from accuracy import check_slopes
 from guards import LAYOUTS, Placed, c_order, fortran, gapped, in_records, laid_out, permuted
 from post_op_cases import PATTERNS, SHAPE, made, operand_of
-from primitive_attributes import AXES, flag, forms, typed_call
+from primitive_attributes import AXES, flag, forms, specials, typed_call
 from primitive_cases import check_forward, check_gradient, numbers
 from samples import bits, cast, several
 
@@ -409,11 +409,9 @@ def test_defaults_are_the_plain_form(name, rng):
 
 # --- special numbers -------------------------------------------------------------------------------------------------
 
-BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "denormal": 1e-40, "largest": 3e38, "smallest": -3e38}
-
 
 @forms
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@specials
 def test_special_numbers_in_every_place(bad, name, inf_as_zero, rng):
     """In every lane and in the tail; the other rows stay as they are."""
     for n, axis in itertools.product((3, 37, 67), (0, 1)):

@@ -20,6 +20,11 @@ AXES = [
 ]  # fmt: skip
 
 
+# Numbers that are put among others.
+SPECIAL = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "denormal": 1e-40, "largest": 3e38, "smallest": -3e38}
+specials = pytest.mark.parametrize("bad", SPECIAL.values(), ids=SPECIAL)
+
+
 def flag(inf_as_zero):
     return {"inf_as_zero": True} if inf_as_zero else {}
 
