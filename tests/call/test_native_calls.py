@@ -319,37 +319,24 @@ CALLS = {
         "where": ROW > 1.5, "dropout": Dropout(0.3, seed=-5), "out_dtype": "float16",
         "post_ops": [post_ops.linear(2.0, 1.0), post_ops.mul(ROW)],
     },
+    "of a gradient": lambda: {"post_ops": [post_ops.mul(ROW), post_ops.relu()], "dropout": Dropout(0.25, seed=3)},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_same_bits_without_python(name):
-    arguments = CALLS[name]()
-    expected = bits(opgrad.softmax(SCORES, **arguments))
-    y = np.empty_like(SCORES, dtype=arguments.get("out_dtype", "float32"))
+    function, given = opgrad.softmax, (SCORES,)
+    if name == "of a gradient":
+        function, given = opgrad.softmax_grad, (SCORES, opgrad.softmax(SCORES))
+    expected = bits(function(*given, **CALLS[name]()))
+    y = np.empty_like(SCORES, dtype=CALLS[name]().get("out_dtype", "float32"))
     for _ in range(3):
-        assert bits(opgrad.softmax(SCORES, **CALLS[name]())) == expected
+        assert bits(function(*given, **CALLS[name]())) == expected
         y.fill(7)
-        assert opgrad.softmax(SCORES, **CALLS[name](), out=y) is y
+        assert function(*given, **CALLS[name](), out=y) is y
         assert bits(y) == expected
-    arguments = CALLS[name]()
-    assert (
-        functions_met(opgrad.softmax, SCORES, **arguments)
-        == functions_met(opgrad.softmax, SCORES, **arguments, out=y)
-        == []
-    )
-
-
-def test_gradients():
-    y = opgrad.softmax(SCORES)
-
-    def arguments():
-        return {"post_ops": [post_ops.mul(ROW), post_ops.relu()], "dropout": Dropout(0.25, seed=3)}
-
-    expected = bits(opgrad.softmax_grad(SCORES, y, **arguments()))
-    for _ in range(3):
-        assert bits(opgrad.softmax_grad(SCORES, y, **arguments())) == expected
-    assert functions_met(opgrad.softmax_grad, SCORES, y, **arguments()) == []
+    for more in ({}, {"out": y}):
+        assert functions_met(function, *given, **CALLS[name](), **more) == []
 
 
 def test_objects_that_change():
