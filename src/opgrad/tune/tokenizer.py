@@ -187,10 +187,14 @@ class Tokenizer:
         return self._tokenizer.token_to_id(self.special.get("pad_token", "")) or 0
 
     def encode_with_types(self, text: str, other: str | None = None) -> np.ndarray:
-        """The tokens of a text, or of two in one row, with special ones, and the types of these, int32 [2, n]."""
+        """The tokens of a text with special ones, and the types of these, int32 [2, n].
+
+        Of two texts in one row int32 [3, n]: the last tells which of them a token is of, 1 or 2, 0 for special ones.
+        """
         with self._naming(CANNOT):
             found = self._tokenizer.encode(text, other)
-            return np.array([found.ids, found.type_ids], np.int32)
+            parts = [] if other is None else [[0 if each is None else each + 1 for each in found.sequence_ids]]
+            return np.array([found.ids, found.type_ids, *parts], np.int32)
 
     def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a text, int32 [n], and the first and last character behind of each, int64 [n, 2]."""

@@ -14,6 +14,7 @@ from language_models import write_lines
 pytest.importorskip("tokenizers")
 pytest.importorskip("torch")
 
+import tokenizers
 import torch
 from encoders import make_encoder
 from onnxruntime.quantization import CalibrationDataReader, quantize_dynamic, quantize_static
@@ -300,6 +301,19 @@ def test_long_texts_keep_their_end(tmp_path, model):
     found = adapted.examples(write_lines(tmp_path / "data.jsonl", [{"anchor": "the cat " * 9, "positive": "a"}]))
     assert found.texts[0][0].shape == (2, 6)
     assert (found.texts[0][0][0, -1], found.told.cut, found.told.longest) == (3, 1, 20)
+
+
+def test_of_two_texts_the_longer_is_cut(tmp_path):
+    make_encoder(tmp_path / "model", None, CLASS_COLOURS)
+    sizes = ((9, 1), (1, 9), (9, 8), (8, 9), (5, 4), (2, 1))
+    rows = [{"text": "the cat " * one, "text_pair": "a dog " * other, "label": 0} for one, other in sizes]
+    adapted = Tuner(tmp_path / "model", task="classify", max_length=12).adapted
+    found = adapted.examples(write_lines(tmp_path / "data.jsonl", rows))
+    reference = tokenizers.Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    reference.enable_truncation(12)
+    for row, [text] in zip(rows, found.texts, strict=True):
+        assert text[0].tolist() == reference.encode(row["text"], row["text_pair"]).ids
+    assert found.told.cut == 5
 
 
 @pytest.mark.parametrize(

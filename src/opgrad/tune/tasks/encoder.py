@@ -108,7 +108,7 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
     """The examples of a file or a folder; see `Lines`.
 
     read: makes the texts of an object, and what is learned from it, or raises ValueError. kinds: what an object shall
-    have, for messages. max_length: of a text in tokens; of longer ones the first are taken, and the last.
+    have, for messages. max_length: of a text in tokens; longer ones are cut, see `_cut`.
     """
     bad, texts, targets = list[str](), list[list[Text]](), list[Any]()
     cut = longest = checksum = 0
@@ -123,8 +123,7 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
     for _, (found, target) in lines.made(make, kinds, skip_bad, bad):
         longest = max(longest, *(each.shape[1] for each in found))
         cut += any(each.shape[1] > max_length for each in found)
-        # Of a longer text the first tokens, and the last, which ends it.
-        texts.append([np.delete(each, np.s_[max_length - 1 : -1], 1) for each in found])
+        texts.append([_cut(each, max_length) for each in found])
         targets.append(target)
         checksum = zlib.crc32(repr(target).encode(), zlib.crc32(b"".join(each.tobytes() for each in found), checksum))
     if not texts:
@@ -133,6 +132,17 @@ def read_texts(path: Path, read: Read, kinds: str, max_length: int, skip_bad: bo
     counts = len(texts) + len(bad), cut, longest, 0, 0, len(bad)
     told = Told(*counts, tuple(bad[:REASONS]), tokens, tokens, tuple(lines.unread))
     return TextExamples(texts, np.array(targets), told, checksum)
+
+
+def _cut(text: Text, most: int) -> Text:
+    """The first tokens of a text and the last, which ends it; of two texts the longer is cut first, as elsewhere."""
+    room = most - np.count_nonzero(text[2] == 0) if len(text) > 2 else 0
+    if text.shape[1] <= most or room < 2:
+        return np.delete(text, np.s_[most - 1 : -1], 1)[:2]
+    one, other = (np.flatnonzero(text[2] == part) for part in (1, 2))
+    half = (room + (len(one) > len(other))) // 2
+    kept = min(len(one), max(room - len(other), half))
+    return np.delete(text, [*one[kept:], *other[room - kept :]], 1)[:2]
 
 
 def text_inputs(base: LanguageModel) -> dict[str, TensorSpec]:
