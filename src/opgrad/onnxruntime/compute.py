@@ -21,21 +21,7 @@ from opgrad.cpu.compiler.words import (
 from opgrad.cpu.plans import Keyed, find_keyed
 from opgrad.cpu.runtime.plan import MAX_ARGUMENTS, NO_MEMORY, REPORT, Plan, may_overlap
 from opgrad.cpu.runtime.pool import STACK_WORDS, give, take
-from opgrad.onnxruntime.abi import (
-    ALLOCATOR_FREE,
-    GET_DIMENSIONS,
-    GET_DIMENSIONS_COUNT,
-    GET_TENSOR_MUTABLE_DATA,
-    GET_TENSOR_TYPE_AND_SHAPE,
-    KERNEL_CONTEXT_GET_GPU_COMPUTE_STREAM,
-    KERNEL_CONTEXT_GET_INPUT,
-    KERNEL_CONTEXT_GET_INPUT_COUNT,
-    KERNEL_CONTEXT_GET_OUTPUT,
-    KERNEL_CONTEXT_GET_SCRATCH_BUFFER,
-    KERNEL_CONTEXT_PARALLEL_FOR,
-    RELEASE_ALLOCATOR,
-    RELEASE_TENSOR_TYPE_AND_SHAPE_INFO,
-)
+from opgrad.onnxruntime import abi
 
 
 @structure
@@ -125,14 +111,14 @@ def append(key: int, word: int) -> int:
 @inline
 def append_shape(api: int, value: int, key: int, slot: int, most: int) -> int:
     """Add rank and dimensions of an array to the key; its number of elements, or -rank if that is more than `most`."""
-    call_address(load_word(api, GET_DIMENSIONS_COUNT), value, slot)
+    call_address(load_word(api, abi.GET_DIMENSIONS_COUNT), value, slot)
     rank = load_word(slot, 0)
     append(key, rank)
     if rank > most:
         return -rank
     used = load_word(key, 0)
     dimensions = key + 8 * used
-    call_address(load_word(api, GET_DIMENSIONS), value, dimensions, rank)
+    call_address(load_word(api, abi.GET_DIMENSIONS), value, dimensions, rank)
     store_word(key, 0, used + rank)
     elements = 1
     for i in range(rank):
@@ -160,20 +146,20 @@ def read_input(node: Node, context: int, i: int, key: int, operands: int, slot: 
     """Add input i to the key and, if it is an array, to the operands; 0 or a status."""
     api, kind = node.api, load_word(behind(node), i)
     store_word(slot, 0, 0)
-    status = call_address(load_word(api, KERNEL_CONTEXT_GET_INPUT), context, i, slot)
+    status = call_address(load_word(api, abi.KERNEL_CONTEXT_GET_INPUT), context, i, slot)
     value = load_word(slot, 0)
     if status != 0:
         return status
     if value == 0:
         append(key, ABSENT)
         return 0
-    status = call_address(load_word(api, GET_TENSOR_TYPE_AND_SHAPE), value, slot)
+    status = call_address(load_word(api, abi.GET_TENSOR_TYPE_AND_SHAPE), value, slot)
     if status != 0:
         return status
     info = load_word(slot, 0)
     elements = append_shape(api, info, key, slot, node.most_dimensions)
-    call_address(load_word(api, RELEASE_TENSOR_TYPE_AND_SHAPE_INFO), info)
-    call_address(load_word(api, GET_TENSOR_MUTABLE_DATA), value, slot)
+    call_address(load_word(api, abi.RELEASE_TENSOR_TYPE_AND_SHAPE_INFO), info)
+    call_address(load_word(api, abi.GET_TENSOR_MUTABLE_DATA), value, slot)
     data = load_word(slot, 0)
     if kind >= 0:
         store_word(operands, kind, data)
@@ -185,7 +171,7 @@ def read_input(node: Node, context: int, i: int, key: int, operands: int, slot: 
 @inline
 def read_inputs(node: Node, context: int, key: int, operands: int, slot: int) -> int:
     """Fill the key and the operands; 0 or a status."""
-    call_address(load_word(node.api, KERNEL_CONTEXT_GET_INPUT_COUNT), context, slot)
+    call_address(load_word(node.api, abi.KERNEL_CONTEXT_GET_INPUT_COUNT), context, slot)
     given = load_word(slot, 0)
     store_word(key, 0, 1)
     for i in range(node.inputs):
@@ -205,11 +191,11 @@ def take_outputs(node: Node, context: int, outputs: Outputs, operands: int, slot
     for i in range(outputs.count):
         output = at(Output, following)
         dimensions, rank = behind(output), output.rank
-        status = call_address(load_word(api, KERNEL_CONTEXT_GET_OUTPUT), context, i, dimensions, rank, slot)
+        status = call_address(load_word(api, abi.KERNEL_CONTEXT_GET_OUTPUT), context, i, dimensions, rank, slot)
         if status != 0:
             return status
         if load_word(slot, 0) != 0:
-            call_address(load_word(api, GET_TENSOR_MUTABLE_DATA), load_word(slot, 0), slot)
+            call_address(load_word(api, abi.GET_TENSOR_MUTABLE_DATA), load_word(slot, 0), slot)
             store_word(operands, output.operand, load_word(slot, 0))
         following = dimensions + 8 * rank
     return 0
@@ -238,12 +224,12 @@ def place_rest(outputs: Outputs, operands: int, spare: int) -> int:
 def take_on_device(node: Node, context: int, size: int, operands: int, slot: int) -> int:
     """Put the stream, and so many bytes of the device's memory, among the operands; 0 or a status."""
     store_word(slot, 0, 0)
-    status = call_address(load_word(node.api, KERNEL_CONTEXT_GET_GPU_COMPUTE_STREAM), context, slot)
+    status = call_address(load_word(node.api, abi.KERNEL_CONTEXT_GET_GPU_COMPUTE_STREAM), context, slot)
     store_word(operands, STREAM, load_word(slot, 0))
     store_word(slot, 0, 0)
     if status == 0 and size:
         # Its allocator knows the stream: what is given back before the launches have run, no other stream gets.
-        take_memory = load_word(node.api, KERNEL_CONTEXT_GET_SCRATCH_BUFFER)
+        take_memory = load_word(node.api, abi.KERNEL_CONTEXT_GET_SCRATCH_BUFFER)
         status = call_address(take_memory, context, node.memory, size, slot)
     store_word(operands, WORKING, load_word(slot, 0))
     return status
@@ -273,14 +259,14 @@ def run_on_device(node: Node, context: int, keyed: Keyed, operands: int, slot: i
     elif call_address(node.execute, keyed.plan, operands, 0, 0, 1, 0, 0, report) != 0:
         status = call_address(node.refuse, node.address, keyed.address, report)
     if load_word(operands, WORKING) != 0:
-        call_address(load_word(node.allocator, ALLOCATOR_FREE), node.allocator, load_word(operands, WORKING))
+        call_address(load_word(node.allocator, abi.ALLOCATOR_FREE), node.allocator, load_word(operands, WORKING))
     return status
 
 
 @inline
 def run_plan(node: Node, context: int, keyed: Keyed, operands: int, slot: int) -> int:
     """Run the plan on the operands, in onnxruntime's threads if it has several parts; returns 0 or a status."""
-    store_word(slot, 0, load_word(node.api, KERNEL_CONTEXT_PARALLEL_FOR))
+    store_word(slot, 0, load_word(node.api, abi.KERNEL_CONTEXT_PARALLEL_FOR))
     store_word(slot, 1, context)
     plan, outputs, spare = at(Plan, keyed.plan), at(Outputs, keyed.own), stack_words(STACK_WORDS)
     run, size = node.spread if keyed.parts > 1 else 0, outputs.spare_bytes
@@ -374,7 +360,7 @@ def close(address: int) -> int:
     node = at(Node, address)
     node.closed = 1
     if node.allocator != 0:
-        call_address(load_word(node.api, RELEASE_ALLOCATOR), node.allocator)
+        call_address(load_word(node.api, abi.RELEASE_ALLOCATOR), node.allocator)
     return 0
 
 
