@@ -68,24 +68,39 @@ def test_json_tells_the_same():
     assert found["machine"]["vector_bits"] in (128, 256, 512)
 
 
+def raising(error):
+    def raises(*_, **__):
+        raise error
+
+    return raises
+
+
+WRONG = {
+    "a wrong kernel": ("opgrad.relu", lambda x: x, "relu float32: error of"),
+    "a kernel that fails": (
+        "opgrad.relu",
+        raising(NotImplementedError("relu: no kernel for cpu")),
+        "relu float16: NotImplementedError: relu: no kernel for cpu",
+    ),
+    "an onnxruntime without registration": (
+        "opgrad.onnxruntime.register",
+        raising(RuntimeError("onnxruntime is too old")),
+        "onnxruntime is too old",
+    ),
+}
+
+
 @pytest.mark.usefixtures("one_operator")
-def test_a_wrong_kernel_is_found(monkeypatch):
-    monkeypatch.setattr(opgrad, "relu", lambda x: x)
-    done = run()
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told(monkeypatch, name):
+    replaced, by, message = WRONG[name]
+    if "onnxruntime" in name:
+        pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(replaced, by)
+    done = run("--full") if "float16" in message else run()
     assert done.exit_code == 1
     assert "Something is wrong." in done.output
-    assert "relu float32: error of" in done.output
-
-
-@pytest.mark.usefixtures("one_operator")
-def test_a_kernel_that_fails_is_named(monkeypatch):
-    def broken(x):
-        raise NotImplementedError("relu: no kernel for cpu")
-
-    monkeypatch.setattr(opgrad, "relu", broken)
-    done = run("--full")
-    assert done.exit_code == 1
-    assert "relu float16: NotImplementedError: relu: no kernel for cpu" in done.output
+    assert message in done.output
 
 
 @pytest.mark.usefixtures("one_operator")
@@ -139,19 +154,6 @@ def test_a_wrong_kernel_on_a_device_is_found(monkeypatch):
 @each_kind
 def test_operators_pass_on_a_device(op):
     assert check.check_operator(op, "float32", "cuda")["problem"] == ""
-
-
-@pytest.mark.usefixtures("one_operator")
-def test_an_onnxruntime_without_registration_is_wrong(monkeypatch):
-    pytest.importorskip("onnxruntime")
-
-    def too_old(options):
-        raise RuntimeError("onnxruntime is too old")
-
-    monkeypatch.setattr("opgrad.onnxruntime.register", too_old)
-    done = run()
-    assert done.exit_code == 1
-    assert "onnxruntime is too old" in done.output
 
 
 FILES = """

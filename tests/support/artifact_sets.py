@@ -59,6 +59,13 @@ def optimizer_model(*kinds, **attributes):
     return onnx.helper.make_model(onnx.helper.make_graph(nodes, "optimizer", [], []))
 
 
+def linear_rows(path, rows=60):
+    """Rows for the set of `write_linear_set`."""
+    x = np.random.default_rng(0).standard_normal((rows, 2))
+    np.savez(path, x=x, y=x @ [[2.0], [-1.0]] + 0.5)
+    return path
+
+
 def write_linear_set(folder):
     types = "float[n, 2] x, float[n, 1] y, float[2, 1] w, float[1] b"
     forward = "h = MatMul(x, w)  p = Add(h, b)  d = Sub(p, y)  q = Mul(d, d)  loss = ReduceMean<keepdims=0>(q)"

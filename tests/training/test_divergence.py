@@ -6,7 +6,7 @@ import math
 import numpy as np
 import onnx
 import pytest
-from artifact_sets import write_linear_set
+from artifact_sets import linear_rows, write_linear_set
 from command import cli, succeeds
 from small_models import build, normal
 
@@ -18,16 +18,9 @@ from opgrad.training.run.recipe import Recipe
 from opgrad.training.run.state import BEST, LAST, Resumption, RunState
 
 
-def lines(path, rows=60):
-    random = np.random.default_rng(0)
-    x = random.standard_normal((rows, 2))
-    np.savez(path, x=x, y=x @ [[2.0], [-1.0]] + 0.5)
-    return path
-
-
 def train(folder, *words):
     write_linear_set(folder)
-    data = lines(folder / "data.npz")
+    data = linear_rows(folder / "data.npz")
     return cli("train", folder, "--data", data, "--batch-size", 5, "--output", folder / "out", *words)
 
 

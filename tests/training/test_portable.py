@@ -1,6 +1,7 @@
 """What is said of scores before a training, exports after it, and exported steps in stock onnxruntime."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -355,20 +356,30 @@ def test_an_error_after_the_training_names_the_checkpoint(tmp_path, monkeypatch)
     assert read_checkpoint(tmp_path / "out" / "last.checkpoint").trainable["w"].any()
 
 
-@pytest.mark.parametrize("damage", ["score", "loss"])
-def test_what_cannot_be_exported_is_told_before_the_training(tmp_path, damage):
-    """An eval graph that lacks what the loss compares."""
+def of_opgrad_alone(model):
+    """Let a model have an operator that other runtimes lack."""
+    model.graph.node[0].input[0] = "positive"
+    model.graph.node.insert(0, onnx.helper.make_node("ReluGrad", ["x", "x"], ["positive"], domain="com.microsoft"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.graph.node[2].input.__setitem__(0, "nowhere"), "eval_model.onnx"),
+        (lambda model: model.graph.node.pop(), "eval_model.onnx"),
+        (of_opgrad_alone, "the model that would be exported of .*ReluGrad"),
+    ],
+    ids=["an eval graph without the score", "an eval graph without the loss", "an operator of opgrad alone"],
+)
+def test_what_cannot_be_exported_is_told_before_the_training(tmp_path, change, message):
     write_linear_set(tmp_path)
     model = onnx.load(tmp_path / "eval_model.onnx")
-    if damage == "score":
-        model.graph.node[2].input[0] = "nowhere"
-    else:
-        del model.graph.node[-1]
+    change(model)
     onnx.save(model, tmp_path / "eval_model.onnx")
     data = rows(tmp_path / "data.npz", x=(2,), y=(1,))
     status, told = cli("train", tmp_path, "--data", data, "--output", tmp_path / "out")
     assert (status, (tmp_path / "out").exists()) == (1, False), told
-    assert "eval_model.onnx" in told
+    assert re.search(message, " ".join(told.split()))
 
 
 # --- operators of onnxruntime ---
@@ -384,15 +395,11 @@ OF_ONNXRUNTIME = {
 @pytest.mark.parametrize("operator", OF_ONNXRUNTIME)
 def test_operators_that_onnx_does_not_know_are_exported(operator, tmp_path):
     """As the models of onnxruntime's own tools have them."""
-    text = f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
-        g (float[batch, 6, 4] x) => (float[batch, 6, 3] y) {{
-            h = MatMul(x, v)  {OF_ONNXRUNTIME[operator]}  y = MatMul(n, w)
-        }}"""
-    model = onnx.parser.parse_model(text)
-    arrays = {**normal(v=(4, 8), square=(8, 8), w=(8, 3)), "scale": np.ones(8, np.float32), "shift": np.zeros(8)}
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()
-    )
+    text = f"""g (float[batch, 6, 4] x) => (float[batch, 6, 3] y) {{
+        h = MatMul(x, v)  {OF_ONNXRUNTIME[operator]}  y = MatMul(n, w)
+    }}"""
+    arrays = normal(v=(4, 8), square=(8, 8), w=(8, 3)) | {"scale": np.ones(8, "f4"), "shift": np.zeros(8, "f4")}
+    model = build(text, arrays, domains=', "com.microsoft": 1')
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     data = rows(tmp_path / "data.npz", x=(6, 4), target=(6, 3))
     options = ("--loss", "mse", "--epochs", 2, "--output", tmp_path / "out", "--export", tmp_path / "exported.onnx")
@@ -401,18 +408,3 @@ def test_operators_that_onnx_does_not_know_are_exported(operator, tmp_path):
         assert operator in {node.op_type for node in onnx.load(path).graph.node}
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         assert session.run(None, {"x": np.ones((2, 6, 4), np.float32)})[0].shape == (2, 6, 3)
-
-
-def test_a_model_that_only_opgrad_runs_is_refused_before_the_training(tmp_path):
-    write_linear_set(tmp_path)
-    model = onnx.load(tmp_path / "eval_model.onnx")
-    model.graph.node[0].input[0] = "positive"
-    nodes = [onnx.helper.make_node("ReluGrad", ["x", "x"], ["positive"], domain="com.microsoft"), *model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    onnx.save(model, tmp_path / "eval_model.onnx")
-    data = rows(tmp_path / "data.npz", x=(2,), y=(1,))
-    status, told = cli("train", tmp_path, "--data", data, "--output", tmp_path / "out")
-    assert (status, (tmp_path / "out").exists()) == (1, False), told
-    assert "the model that would be exported of" in told
-    assert "ReluGrad" in told

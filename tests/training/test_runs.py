@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artifact_sets import EXAMPLES, write_linear_set
+from artifact_sets import EXAMPLES, linear_rows, write_linear_set
 from command import cli, fails, succeeds
 
 import opgrad
@@ -128,13 +128,6 @@ def test_a_folder_is_for_one_run_at_a_time(digits, tmp_path):
             job.train(*given, nothing)
 
     job.train(*given, another)
-
-
-def save_lines(path, rows):
-    random = np.random.default_rng(0)
-    x = random.standard_normal((rows, 2))
-    np.savez(path, x=x, y=x @ [[2.0], [-1.0]] + 0.5)
-    return path
 
 
 def test_the_checkpoint_of_another_program_begins_a_run_with_its_moments(digits, tmp_path):
@@ -320,7 +313,7 @@ def test_accumulated_batches_are_one_large_batch(digits, tmp_path, batch, accumu
 def test_clipping_scales_the_gradient_down(tmp_path, largest):
     """One step of gradient descent on a linear model, from w = 0 and b = 0.5."""
     write_linear_set(tmp_path)
-    file = save_lines(tmp_path / "data.npz", 40)
+    file = linear_rows(tmp_path / "data.npz", 40)
     artifacts = ArtifactSet.load(tmp_path)
     recipe = Recipe(epochs=1, batch_size=64, learning_rate=0.1, clip_norm=largest)
     job.train(artifacts, recipe, file, tmp_path / "out", nothing)

@@ -67,34 +67,33 @@ def test_artifact_set_tells_inputs_loss_and_scores():
     assert (artifacts.loss, artifacts.scores) == ("onnx::loss::8", "logits")
 
 
+def refused(folder, message, error=ValueError):
+    with pytest.raises(error, match=message):
+        ArtifactSet.load(folder)
+
+
 def test_artifact_set_with_missing_damaged_or_foreign_files(digits_copy):
     (digits_copy / "eval_model.onnx").write_bytes(b"\xff" * 100)
-    with pytest.raises(ValueError, match=r"eval_model\.onnx is no ONNX model, or damaged"):
-        ArtifactSet.load(digits_copy)
+    refused(digits_copy, r"eval_model\.onnx is no ONNX model, or damaged")
     (digits_copy / "eval_model.onnx").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no eval_model\.onnx"):
-        ArtifactSet.load(digits_copy)
+    refused(digits_copy, r"has no eval_model\.onnx", FileNotFoundError)
 
 
 def test_artifact_set_with_the_checkpoint_of_another_model(digits_copy):
     shutil.copy(EXAMPLES / "digits_attention" / "checkpoint", digits_copy / "checkpoint")
-    with pytest.raises(ValueError, match=r"has the trainable parameters W1, Wk.*expected.*W1, W2, W3, b1"):
-        ArtifactSet.load(digits_copy)
+    refused(digits_copy, r"has the trainable parameters W1, Wk.*expected.*W1, W2, W3, b1")
     values = dict(read_checkpoint(EXAMPLES / "digits" / "checkpoint").trainable)
     values["b3"] = values["b3"].reshape(2, 5)
     write_checkpoint(digits_copy / "checkpoint", values, {})
-    with pytest.raises(ValueError, match=r"'b3' is float32 of shape \(2, 5\), expected .* \(10,\)"):
-        ArtifactSet.load(digits_copy)
+    refused(digits_copy, r"'b3' is float32 of shape \(2, 5\), expected .* \(10,\)")
     values["b3"] = values["b3"].reshape(10)
     write_checkpoint(digits_copy / "checkpoint", values, {"extra": values["b3"]})
-    with pytest.raises(ValueError, match="the checkpoint has 'extra'"):
-        ArtifactSet.load(digits_copy)
+    refused(digits_copy, "the checkpoint has 'extra'")
 
 
 def test_artifact_set_whose_training_model_computes_no_gradients(digits_copy):
     shutil.copy(digits_copy / "eval_model.onnx", digits_copy / "training_model.onnx")
-    with pytest.raises(ValueError, match="no input lazy_reset_grad, expected a training graph"):
-        ArtifactSet.load(digits_copy)
+    refused(digits_copy, "no input lazy_reset_grad, expected a training graph")
 
 
 def test_artifact_set_with_a_fixed_batch_size(digits_copy):
@@ -132,8 +131,7 @@ def test_artifact_set_with_inputs_of_different_batch_sizes(digits_copy):
     for rows, value in zip((8, 9), model.graph.input[:2], strict=True):
         value.type.tensor_type.shape.dim[0].dim_value = rows
     onnx.save(model, digits_copy / "training_model.onnx")
-    with pytest.raises(NotImplementedError, match=r"the inputs have \[8, 9\] rows, expected one number of them"):
-        ArtifactSet.load(digits_copy)
+    refused(digits_copy, r"the inputs have \[8, 9\] rows, expected one number of them", NotImplementedError)
 
 
 def test_scores_are_the_last_tensor_before_the_label_comes_in():
