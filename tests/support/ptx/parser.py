@@ -4,9 +4,10 @@ What Triton's compiler writes is read: one kernel a module, with inline assembly
 """
 
 import re
+from collections import namedtuple
 from dataclasses import dataclass, field
 
-from ptx.types import Type, named
+from ptx.types import named
 
 TOKEN = re.compile(
     r"@!?[%\w$]+|0[fF][0-9A-Fa-f]{8}|0[dD][0-9A-Fa-f]{16}|-?0[xX][0-9A-Fa-f]+U?|-?\d+U?"
@@ -21,65 +22,17 @@ class PtxError(Exception):
     """PTX that the executor does not know."""
 
 
-@dataclass(frozen=True)
-class Register:
-    name: str
-    type: Type
-
-
-@dataclass(frozen=True)
-class Immediate:
-    text: str
-
-
-@dataclass(frozen=True)
-class Special:
-    """A special register, such as %tid.x."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """A variable's address, or a label."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Address:
-    """[base + offset]"""
-
-    base: "Register | Symbol | Immediate"
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class Vector:
-    items: "tuple[Operand, ...]"
-
-
-@dataclass(frozen=True)
-class Not:
-    """!%p"""
-
-    register: Register
-
-
-@dataclass(frozen=True)
-class Pair:
-    """%r|%p, or %p|%q: two results."""
-
-    first: "Operand"
-    second: "Operand"
-
-
-@dataclass(frozen=True)
-class Sink:
-    """_"""
-
-
-Operand = Register | Immediate | Special | Symbol | Address | Vector | Not | Pair | Sink
+# Operands.
+Register = namedtuple("Register", "name type")
+Immediate = namedtuple("Immediate", "text")
+Special = namedtuple("Special", "name")  # a special register, such as %tid.x
+Symbol = namedtuple("Symbol", "name")  # a variable's address, or a label
+Address = namedtuple("Address", "base offset")  # [base + offset]
+Vector = namedtuple("Vector", "items")
+Not = namedtuple("Not", "register")  # !%p
+Pair = namedtuple("Pair", "first second")  # %r|%p, or %p|%q: two results
+Sink = namedtuple("Sink", "")  # _
+Parameter = namedtuple("Parameter", "name type pointer")
 
 
 @dataclass(frozen=True)
@@ -87,7 +40,7 @@ class Instruction:
     """guard: the predicate, and whether it is negated. line: of the PTX. source: file:line of the kernel's Python."""
 
     name: str
-    operands: tuple[Operand, ...]
+    operands: tuple[tuple, ...]
     guard: tuple[Register, bool] | None
     line: int
     source: str
@@ -99,13 +52,6 @@ class Instruction:
     @property
     def modifiers(self):
         return self.name.split(".")[1:]
-
-
-@dataclass(frozen=True)
-class Parameter:
-    name: str
-    type: Type
-    pointer: bool
 
 
 @dataclass
