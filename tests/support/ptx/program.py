@@ -1,6 +1,6 @@
 """A kernel as the machine runs it: blocks of steps, and what is known of registers beforehand."""
 
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,13 +21,8 @@ class Step:
     last: Sequence[str] = ()
 
 
-@dataclass
-class Block:
-    """Steps that run one after the other. following: the block that lanes go to which the last one does not send
-    elsewhere."""
-
-    steps: list[Step]
-    following: int
+# Steps that run one after the other. following: the block that lanes go to which the last one does not send elsewhere.
+Block = namedtuple("Block", "steps following")
 
 
 class Program:

@@ -4,34 +4,21 @@ A formula takes the lanes' operands and returns the result; an effect also needs
 Each takes the modifiers that it knows; one that is left over is an error that names the instruction.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import namedtuple
 from functools import cache
 from importlib import import_module
 
 from ptx.parser import PtxError
-from ptx.types import Type, named
+from ptx.types import named
 
 FAMILIES = ("integer", "floating", "conversion", "memory", "asynchronous", "control", "warp", "matrix")
 
 
-@dataclass(frozen=True)
-class Formula:
-    """results, sources: the types of the operands. overflows(signed, *operands): the lanes whose result has other than
-    its last 32 bits lost."""
-
-    results: Sequence[Type]
-    sources: Sequence[Type]
-    compute: Callable
-    overflows: Callable | None = None
-
-
-@dataclass(frozen=True)
-class Effect:
-    """run(machine, instruction, mask): mask is None where all lanes are active. ends: it ends a block."""
-
-    run: Callable
-    ends: bool = False
+# results, sources: the types of the operands. overflows(signed, *operands): the lanes whose result has other than its
+# last 32 bits lost.
+Formula = namedtuple("Formula", "results sources compute overflows", defaults=[None])
+# run(machine, instruction, mask): mask is None where all lanes are active. ends: it ends a block.
+Effect = namedtuple("Effect", "run ends", defaults=[False])
 
 
 class Modifiers:

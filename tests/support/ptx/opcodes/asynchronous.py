@@ -4,7 +4,7 @@ What is copied is there once its group was waited for. Until then its place in s
 as being written by the thread that copies.
 """
 
-from dataclasses import dataclass
+from collections import namedtuple
 
 import numpy as np
 
@@ -12,19 +12,11 @@ from ptx.memory import WORDS
 from ptx.opcodes import Effect, opcode
 from ptx.opcodes.memory import fetch_global, shared_places
 from ptx.operands import address_of, reader
-from ptx.parser import Immediate, Instruction
+from ptx.parser import Immediate
 from ptx.types import U32, U64
 
-
-@dataclass
-class Copy:
-    """Values on their way: of which lanes, in which of their groups, to where."""
-
-    instruction: Instruction
-    lanes: np.ndarray
-    groups: np.ndarray
-    places: np.ndarray
-    values: np.ndarray
+# Values on their way: of which lanes, in which of their groups, to where.
+Copy = namedtuple("Copy", "instruction lanes groups places values")
 
 
 @opcode("cp")
