@@ -10,31 +10,20 @@ from opgrad.cli.examples import examples
 from opgrad.contract import NEEDS
 
 
+def raises(error):
+    def method(self, *_, **__):
+        raise error
+
+    return method
+
+
 class Raising:
     """Whatever is asked of it, it raises something else."""
 
-    def __index__(self):
-        raise RuntimeError("no index")
-
-    def __float__(self):
-        raise KeyError("no float")
-
-    def __len__(self):
-        raise ZeroDivisionError("no length")
-
-    def __eq__(self, other):
-        raise OSError("not comparable")
-
-    def __bool__(self):
-        raise AttributeError("neither true nor false")
-
-    def __iter__(self):
-        raise IndexError("nothing to go through")
-
-    def __array__(self, *_, **__):
-        raise AssertionError("no array")
-
-    __hash__ = object.__hash__
+    __index__, __float__ = raises(RuntimeError("no index")), raises(KeyError("no float"))
+    __len__, __iter__ = raises(ZeroDivisionError("no length")), raises(IndexError("nothing to go through"))
+    __eq__, __bool__ = raises(OSError("not comparable")), raises(AttributeError("neither true nor false"))
+    __array__, __hash__ = raises(AssertionError("no array")), object.__hash__
 
 
 class Lying:
@@ -43,15 +32,13 @@ class Lying:
     def __index__(self):
         return "three"
 
-    def __float__(self):
-        return "three"
+    __float__ = __index__
 
 
 class Unprintable(Raising):
     """Its representation raises, too."""
 
-    def __repr__(self):
-        raise ValueError("nothing to show")
+    __repr__ = raises(ValueError("nothing to show"))
 
 
 def values():

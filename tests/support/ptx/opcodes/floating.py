@@ -13,7 +13,6 @@ from ptx.opcodes import Formula, opcode
 from ptx.opcodes.integer import COMPARISONS, combined, compared
 from ptx.types import PRED, Type, halves, split
 
-NAN32 = np.uint32(0x7FFFFFFF)  # what arithmetic gives for NaN
 SMALLEST = {np.float32: np.finfo(np.float32).smallest_normal, np.float64: np.finfo(np.float64).smallest_normal}
 
 # The documented largest relative errors (PTX manual, "Floating Point Instructions").

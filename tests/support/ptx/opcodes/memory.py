@@ -1,6 +1,6 @@
 """Loads and stores: parameters, global and shared memory, whole vectors at a time."""
 
-from dataclasses import dataclass
+from collections import namedtuple
 
 import numpy as np
 
@@ -15,18 +15,8 @@ PRIORITIES = ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "n
 HINTS = (*CACHED, *[f"L1::{each}" for each in PRIORITIES], "L2::64B", "L2::128B", "L2::256B")
 
 
-@dataclass(frozen=True)
-class Access:
-    """What a load or store names: where, how many words of which type; whether it brings a policy of caching."""
-
-    space: str
-    type: Type
-    count: int
-    policy: bool
-
-    @property
-    def width(self):
-        return self.type.bits // 8 * self.count
+# What a load or store names: where, how many words of which type, how many bytes.
+Access = namedtuple("Access", "space type count width")
 
 
 def access(m, *spaces):
@@ -34,9 +24,9 @@ def access(m, *spaces):
     space = m.one(*spaces)
     for hint in HINTS:
         m.take(hint)
-    policy = m.take("L2::cache_hint")
-    count = int(m.one("v2", "v4", "v8", default="v1")[1:])
-    return Access(space, m.type(), count, policy)
+    m.take("L2::cache_hint")
+    count, of = int(m.one("v2", "v4", "v8", default="v1")[1:]), m.type()
+    return Access(space, of, count, of.bits // 8 * count)
 
 
 @opcode("ld")
