@@ -371,8 +371,15 @@ def figures(folder: Path) -> list[dict[str, float]]:
 def test_figures_are_written_while_a_run_goes(digits: ArtifactSet, tmp_path: Path) -> None:
     """A run that goes on writes those anew of the steps that it makes again."""
     recipe = replace(FULL, epochs=2)
-    whole = job.train(digits, recipe, None, tmp_path / "whole", nothing)
+    seen: list[int] = []  # how many figures there are after the first epoch
+
+    def count(done: int, *_: object) -> None:
+        if done > 1294 and not seen:
+            seen.append(len(figures(tmp_path / "whole")))
+
+    whole = job.train(digits, recipe, None, tmp_path / "whole", count)
     found = figures(tmp_path / "whole")
+    assert seen == [len(found) // 2]
     epochs = [each for each in found if "epoch" in each]
     steps = [each["step"] for each in found if "loss" in each]
     assert steps == list(range(1, whole.state.steps + 1))

@@ -286,6 +286,7 @@ class Fit:
         def work() -> None:
             self.state.optimizer_steps = self.trainer.optimizer.steps
             properties = {**self._properties, PROPERTY: self.state.to_text()}
+            self._log(self.state.steps, {})
             for name in names:
                 write_checkpoint(self.trainer.checkpoint(properties), self.output / name)
             if with_metrics:

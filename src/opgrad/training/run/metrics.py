@@ -78,8 +78,9 @@ def check_loggers(names: Sequence[str]) -> None:
 def logged(output: Path, names: Sequence[str], steps: int) -> Iterator[Log]:
     """What writes the figures of a step, or of the epoch that ends with it, into a folder, within the `with` block.
 
-    names: of `LOGGERS`. steps: how many a run that goes on has made; figures of later ones are written anew.
-    Raises OSError if another run writes into the folder, whose checkpoints would be taken for this one's.
+    Without figures those before go to the disk. names: of `LOGGERS`. steps: how many a run that goes on has made;
+    figures of later ones are written anew. Raises OSError if another run writes into the folder, whose checkpoints
+    would be taken for this one's.
     """
     path, before = output / FILE, list[bytes]()
     with alone(path), ExitStack() as stack:
@@ -99,8 +100,9 @@ def logged(output: Path, names: Sequence[str], steps: int) -> Iterator[Log]:
 
         def log(step: int, figures: Mapping[str, Any]) -> None:
             nonlocal written
-            file.write(json.dumps({"step": step, **figures}) + "\n")
-            if time.perf_counter() - written >= INTERVAL:
+            if figures:
+                file.write(json.dumps({"step": step, **figures}) + "\n")
+            if not figures or time.perf_counter() - written >= INTERVAL:
                 file.flush()
                 written = time.perf_counter()
             for board in boards:
