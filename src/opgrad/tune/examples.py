@@ -34,6 +34,7 @@ from opgrad.tune.tokenizer import Tokenizer
 
 TRAIN_ON = ("assistant", "last", "all")
 NO_LOOP = "the chat template writes messages in no loop over them, so that answers are not found; expected train_on all"
+KNOWN = {"role", "content", "weight", "name", "id", "tool_calls", "tool_call_id"}  # of a message
 REASONS = 3  # why lines are wrong, of those that are left out
 # Lengths of batches are multiples of this, so that there are few of them: a graph keeps memory and plans for each.
 MULTIPLE = 16
@@ -224,6 +225,9 @@ class TokenExamples:
 
     def _chat(self, messages: list[Message], tools: Any) -> tuple[np.ndarray, np.ndarray]:
         text, turns, answers = self._written(messages, tools)
+        source = self._tokenizer.template.source if self._tokenizer.template is not None else ""
+        more = {name for each in messages for name in each.keys() - KNOWN if name not in source}
+        self._lines.note(f"{name} of messages" for name in sorted(more))
         tokens, places = self._tokenizer.encode_with_places(text)
         begins, ends = np.maximum.accumulate(places, 0).T
 

@@ -9,6 +9,7 @@ import zlib
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -59,6 +60,11 @@ class Lines:
             if not self._files:
                 raise ValueError(f"{source} has no file with the ending {', '.join(FORMS)}")
 
+    def note(self, names: Iterable[str]) -> None:
+        """Note names of values that nobody looked at, up to a limit."""
+        room = MOST_UNREAD - len(self.unread)
+        self.unread |= dict.fromkeys(islice(names, max(room, 0)))
+
     def where(self, number: int) -> str:
         """Where a line came from, for messages. number: from 1."""
         start, path, unit = self._parts[bisect.bisect_left(self._parts, number, key=lambda each: each[0]) - 1]
@@ -88,8 +94,7 @@ class Lines:
                     if not skip_bad:
                         raise ValueError(bad[-1]) from None
                 else:
-                    if len(self.unread) < MOST_UNREAD:
-                        self.unread.update(dict.fromkeys(each for each in entry if each not in entry.read))
+                    self.note(each for each in entry if each not in entry.read)
                     yield number, found
 
 

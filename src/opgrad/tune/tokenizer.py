@@ -35,7 +35,7 @@ class ChatTemplate:
 
     A process of its own, which ends with this object, renders it in jinja2's sandbox, within limits of memory and time.
 
-    source: in jinja2's language. special: texts of special tokens by name. origin: the file, for messages.
+    source: in jinja2's language, kept. special: texts of special tokens by name. origin: the file, for messages.
     date: the present for it, in ISO's form; "" if it does not ask.
     Raises ValueError if the source is no template, or takes more than the limits.
     """
@@ -46,6 +46,7 @@ class ChatTemplate:
         self._begin = {"path": [each for each in sys.path if each], "memory": MEMORY, "seconds": SECONDS}
         self.date = date.today().isoformat() if "strftime_now" in source else ""
         self._begin |= {"source": source, "special": dict(special)}
+        self.source = source
         self._process: Any = None
         self._owner = os.getpid()
         try:

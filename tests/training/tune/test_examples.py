@@ -217,8 +217,9 @@ def test_forms_of_examples_with_more(tmp_path, tokenizer):
 
 
 def test_what_is_not_read_is_told(tmp_path, tokenizer):
-    told = examples(tmp_path, tokenizer, [QUESTION, {"text": "a dog", "history": [["who", "you"]], "id": 3}]).told
-    assert "not read of the examples: 'history', 'id'" in notes(told, 64)
+    masked = {"messages": [*QUESTION["messages"], {**QUESTION["messages"][1], "train": False}]}
+    told = examples(tmp_path, tokenizer, [masked, {"text": "a dog", "history": [["who", "you"]], "id": 3}]).told
+    assert "not read of the examples: 'train of messages', 'history', 'id'" in notes(told, 64)
 
 
 LINES = [{"text": "a dog"}, {"prompt": "hello", "completion": "you"}, {"text": "the cat sees"}]
