@@ -54,7 +54,6 @@ def open_session(
 
 
 NATIVE, OPGRAD, LOWERING, NOBODY = RUNNERS = "onnxruntime", "opgrad", "only by lowering", "nobody"
-# From a session's name of a type to ONNX's, for names that differ in more than their case.
 FLOAT = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
 ELEMENT_TYPES = {f"tensor({name.lower()})": number for name, number in TensorProto.DataType.items()}
 
