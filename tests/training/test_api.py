@@ -454,65 +454,58 @@ def test_a_batch_that_does_not_fit_changes_nothing(inputs, kind, message, mode):
     assert_equal(dict(module.gradients), {name: factor * gradient for name, gradient in other.gradients.items()})
 
 
-def test_files_that_are_missing_or_damaged(tmp_path):
-    state, module, _ = load()
-    damaged = tmp_path / "model.onnx"
-    damaged.write_bytes((DIGITS / "training_model.onnx").read_bytes()[:500])
-    for act in (
-        lambda: Module(tmp_path / "none.onnx", state),
-        lambda: Module(DIGITS / "training_model.onnx", state, tmp_path / "none.onnx"),
-        lambda: Optimizer(tmp_path / "none.onnx", module),
-        lambda: CheckpointState.load_checkpoint(tmp_path / "none"),
-    ):
-        with pytest.raises(FileNotFoundError, match=r"there is no file .*none"):
-            act()
-    with pytest.raises(ValueError, match="is no ONNX model, or damaged"):
-        Module(damaged, state)
-    with pytest.raises(ValueError, match="is no ONNX model, or damaged"):
-        Optimizer(DIGITS / "checkpoint", module)
-    with pytest.raises(ValueError, match="is no checkpoint"):
-        CheckpointState.load_checkpoint(damaged)
+TRAINING, OTHER = DIGITS / "training_model.onnx", EXAMPLES / "digits_attention"
+MISSING, LACKING = DIGITS / "none.onnx", "there is no file .*none"
+DAMAGED = TRAINING.read_bytes()[:500]
 
 
-def test_an_operator_that_nobody_has(tmp_path):
-    model = onnx.load(DIGITS / "training_model.onnx")
+def with_nobodys_operator():
+    model = onnx.load(TRAINING)
     next(node for node in model.graph.node if node.op_type == "ReluGrad").op_type = "NobodysGrad"
-    with pytest.raises(NotImplementedError, match=r"com\.microsoft:NobodysGrad, which neither onnxruntime nor opgrad"):
-        Module(model.SerializeToString(), load()[0])
+    return model.SerializeToString()
 
 
-def test_parts_of_different_models(tmp_path):
-    other = EXAMPLES / "digits_attention"
-    state = CheckpointState.load_checkpoint(other / "checkpoint")
-    with pytest.raises(ValueError, match=r"has the trainable parameters W1, Wk.*expected.*W1, W2, W3, b1"):
-        Module(DIGITS / "training_model.onnx", state)
-    with pytest.raises(ValueError, match=r"no input lazy_reset_grad, expected a training graph"):
-        Module(DIGITS / "eval_model.onnx", load()[0])
-    with pytest.raises(NotImplementedError, match=r"has the nodes Gemm.*expected one AdamWOptimizer"):
-        Optimizer(DIGITS / "eval_model.onnx", load()[1])
-    _, module, optimizer = load(other)
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (lambda state, _: Module(MISSING, state), FileNotFoundError, LACKING),
+        (lambda state, _: Module(TRAINING, state, MISSING), FileNotFoundError, LACKING),
+        (lambda _, module: Optimizer(MISSING, module), FileNotFoundError, LACKING),
+        (lambda *_: CheckpointState.load_checkpoint(MISSING), FileNotFoundError, LACKING),
+        (lambda state, _: Module(DAMAGED, state), ValueError, "is no ONNX model, or damaged"),
+        (lambda _, module: Optimizer(DIGITS / "checkpoint", module), ValueError, "is no ONNX model, or damaged"),
+        (lambda *_: CheckpointState.load_checkpoint(TRAINING), ValueError, "is no checkpoint"),
+        (lambda state, _: Module(with_nobodys_operator(), state), NotImplementedError,
+         r"com\.microsoft:NobodysGrad, which neither onnxruntime nor opgrad"),
+        (lambda *_: Module(TRAINING, CheckpointState.load_checkpoint(OTHER / "checkpoint")), ValueError,
+         "has the trainable parameters W1, Wk.*expected.*W1, W2, W3, b1"),
+        (lambda state, _: Module(DIGITS / "eval_model.onnx", state), ValueError,
+         "no input lazy_reset_grad, expected a training graph"),
+        (lambda _, module: Optimizer(DIGITS / "eval_model.onnx", module), NotImplementedError,
+         "has the nodes Gemm.*expected one AdamWOptimizer"),
+        *((lambda state, _, device=each: Module(TRAINING, state, device=device), NotImplementedError,
+           f"device is '{each}', expected 'cpu'") for each in ("cuda:x", "cpu:x", "somewhere")),
+        (lambda *_: CheckpointState(3), TypeError, "state is int, expected Checkpoint"),
+        (lambda *_: Module(TRAINING, "checkpoint"), TypeError, "state is str, expected CheckpointState"),
+        (lambda state, _: Optimizer(TRAINING, state), TypeError, "module is CheckpointState, expected Module"),
+        (lambda *_: CheckpointState(Checkpoint({"w": np.zeros(2)}, {})), NotImplementedError,
+         "'w' is float64, expected float32"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_opened(act, error, message):
+    state, module, _ = load()
+    with pytest.raises(error, match=message):
+        act(state, module)
+
+
+def test_moments_of_another_model(tmp_path):
+    _, module, optimizer = load(OTHER)
     module(np.zeros((2, 64), np.int64), np.zeros(2, np.int64))
     optimizer.step()
     moments = module._state._memory.checkpoint({}, True).optimizers
     full = read_checkpoint(DIGITS / "checkpoint")
     write_checkpoint(Checkpoint(full.trainable, full.frozen, moments), tmp_path / "checkpoint")
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    module = Module(DIGITS / "training_model.onnx", state)
+    module = Module(TRAINING, state)
     with pytest.raises(ValueError, match="saved with another optimizer or model"):
         Optimizer(DIGITS / "optimizer_model.onnx", module)
-
-
-def test_other_devices_and_types():
-    state, _, _ = load()
-    for device in ("cuda:x", "cpu:x", "somewhere"):
-        with pytest.raises(NotImplementedError, match=f"device is '{device}', expected 'cpu'"):
-            Module(DIGITS / "training_model.onnx", state, device=device)
-    with pytest.raises(TypeError, match="state is int, expected Checkpoint"):
-        CheckpointState(3)
-    with pytest.raises(TypeError, match="state is str, expected CheckpointState"):
-        Module(DIGITS / "training_model.onnx", "checkpoint")
-    with pytest.raises(TypeError, match="module is CheckpointState, expected Module"):
-        Optimizer(DIGITS / "optimizer_model.onnx", state)
-    double = Checkpoint({"w": np.zeros(2)}, {})
-    with pytest.raises(NotImplementedError, match="'w' is float64, expected float32"):
-        CheckpointState(double)

@@ -8,17 +8,18 @@ import onnx
 import pytest
 from artifact_sets import EXAMPLES
 from command import cli, fails
-from onnx import TensorProto, helper
+from small_models import build
 
 from opgrad.cli.inspection import inspect
 from opgrad.onnxruntime.loading import LOWERING, NATIVE, NOBODY, OPGRAD, operators
 
-HEADER = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
+
+def model_of(text, weights=(), domains=', "com.microsoft": 1'):
+    return build(text, weights, domains=domains)
 
 
 def runners(text):
-    found = operators(onnx.parser.parse_model(f"{HEADER} {text}"))
-    return {each.name: (each.runner, each.count) for each in found}
+    return {each.name: (each.runner, each.count) for each in operators(model_of(text))}
 
 
 def test_the_example_is_told_in_full():
@@ -84,7 +85,6 @@ def test_operators_that_must_be_lowered_first(tmp_path):
 
 def test_what_does_not_run_as_it_is_exits_with_1_and_says_what_to_do(tmp_path):
     model, text = tmp_path / "model.onnx", "g (float[2, 3] x) => (float[2, 3] y) {{ {} }}"
-    header = HEADER.replace("]", ', "my.domain": 1]')
     bodies = {
         "FakeQuant: it rounds in a way": "y = com.microsoft.FakeQuant(x)",
         "NoSuch: it is an operator of my.domain that neither": "y = my.domain.NoSuch(x)",
@@ -94,7 +94,7 @@ def test_what_does_not_run_as_it_is_exits_with_1_and_says_what_to_do(tmp_path):
         ),
     }
     for message, body in bodies.items():
-        onnx.save(onnx.parser.parse_model(f"{header} {text.format(body)}"), model)
+        onnx.save(model_of(text.format(body), domains=', "com.microsoft": 1, "my.domain": 1'), model)
         found = inspect(model)
         assert not found.runs
         assert message in str(found.problem), found.problem
@@ -119,17 +119,14 @@ def test_lower_lists_what_it_can_and_refuses_what_it_cannot(tmp_path):
     assert "\nConvGrad\n" in text
     assert "\nYieldOp: it hands" in text
     assert cli("lower")[0] == 2
-    model = onnx.parser.parse_model(f"{HEADER} g (float[2] x) => (float[2] y) {{ y = com.microsoft.YieldOp(x) }}")
-    onnx.save(model, tmp_path / "model.onnx")
+    onnx.save(model_of("g (float[2] x) => (float[2] y) { y = com.microsoft.YieldOp(x) }"), tmp_path / "model.onnx")
     assert "YieldOp" in fails("lower", tmp_path / "model.onnx", "-o", tmp_path / "plain.onnx")
     assert not (tmp_path / "plain.onnx").exists()
 
 
 def test_a_model_with_data_in_other_files_is_lowered_in_their_folder(tmp_path):
-    weight = onnx.numpy_helper.from_array(np.zeros((3, 2), np.float32), "w")
     text = "g (float[n, 3] x) => (float[n, 2] y) { t = MatMul(x, w)  y = com.microsoft.ReluGrad(t, t) }"
-    model = onnx.parser.parse_model(f"{HEADER} {text}")
-    model.graph.initializer.append(weight)
+    model = model_of(text, {"w": np.zeros((3, 2), np.float32)})
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     (tmp_path / "other").mkdir()
     for target, status in ((tmp_path / "other" / "plain.onnx", 1), (tmp_path / "plain.onnx", 0)):
@@ -150,11 +147,11 @@ def test_types_go_from_node_to_node():
 
 
 def test_functions_of_the_model_and_graphs_within_nodes_count_as_a_whole():
-    model = onnx.parser.parse_model(
-        f"""{HEADER} g (float[2] x, bool c) => (float[2] y) {{ t = com.microsoft.Twice(x)
-            y = If (c) <then_branch = a () => (float[2] p) {{ p = com.microsoft.ReluGrad(t, x) }},
-                        else_branch = b () => (float[2] q) {{ q = Identity(t) }}> }}
-        <opset_import: ["": 17], domain: "com.microsoft"> Twice (v) => (w) {{ w = Add(v, v) }}"""
+    model = model_of(
+        """g (float[2] x, bool c) => (float[2] y) { t = com.microsoft.Twice(x)
+            y = If (c) <then_branch = a () => (float[2] p) { p = com.microsoft.ReluGrad(t, x) },
+                        else_branch = b () => (float[2] q) { q = Identity(t) }> }
+        <opset_import: ["": 17], domain: "com.microsoft"> Twice (v) => (w) { w = Add(v, v) }"""
     )
     model.functions[0].domain = "com.microsoft"
     assert {each.name: each.runner for each in operators(model)} == {"Twice": NATIVE, "If": OPGRAD}
@@ -169,10 +166,8 @@ def test_a_folder_without_some_of_the_files(tmp_path):
 
 
 def test_one_model_with_initializers(tmp_path):
-    weight = helper.make_tensor("w", TensorProto.FLOAT16, (3, 2), np.zeros(6))
-    model = onnx.parser.parse_model(f"{HEADER} g (float16[n, 3] x) => (float16[n, 2] y) {{ y = MatMul(x, w) }}")
-    model.graph.initializer.append(weight)
-    onnx.save(model, tmp_path / "model.onnx")
+    text = "g (float16[n, 3] x) => (float16[n, 2] y) { y = MatMul(x, w) }"
+    onnx.save(model_of(text, {"w": np.zeros((3, 2), np.float16)}), tmp_path / "model.onnx")
     found = inspect(tmp_path / "model.onnx")
     assert [(each.name, each.kind, each.dtype, each.bytes) for each in found.parameters] == [
         ("w", "trainable", "float16", 12)
@@ -200,7 +195,7 @@ def test_what_cannot_be_loaded_is_told_and_nothing_else(tmp_path):
     """The status of the command is no message. Names keep their brackets."""
     folder = tmp_path / "models [of mine]"
     folder.mkdir()
-    model = onnx.parser.parse_model(f"{HEADER} g (float[2, 3] x) => (float y) {{ y = com.microsoft.Unknown_1(x) }}")
+    model = model_of("g (float[2, 3] x) => (float y) { y = com.microsoft.Unknown_1(x) }")
     model.graph.node[0].op_type = "Unknown[bold]"
     onnx.save(model, folder / "model.onnx")
     status, text = cli("inspect", folder / "model.onnx")
@@ -209,7 +204,7 @@ def test_what_cannot_be_loaded_is_told_and_nothing_else(tmp_path):
     assert "nobody runs Unknown[bold]" in text
     # A long path is broken where the table ends.
     assert "models[ofmine]" in "".join(text.split())
-    model = onnx.parser.parse_model(f"{HEADER} g (float[2, 3] x) => (float[5] y) {{ y = Relu(x) }}")
+    model = model_of("g (float[2, 3] x) => (float[5] y) { y = Relu(x) }")
     model.graph.node.add(op_type="Add", input=["y", "missing"], output=["z"])
     onnx.save(model, folder / "model.onnx")
     status, text = cli("inspect", folder / "model.onnx")
@@ -228,24 +223,15 @@ def test_what_cannot_be_lowered_to_a_file_is_told_in_one_line(tmp_path):
 
 
 def test_attention_that_training_finds_and_why_not(tmp_path):
-    text = f"""{HEADER} g (float[n, 2, 5, 4] q) => (float[n, 2, 5, 4] y) {{
-        k = MatMul (q, w)
-        t = Transpose <perm = [0, 1, 3, 2]> (k)
-        s = MatMul (q, t)
-        p = Softmax <axis = -1> (s)
-        a = MatMul (p, k)
-        b = MatMul (a, t)
-        c = Sigmoid (b)
-        r = Softmax <axis = -1> (c)
-        y = MatMul (r, k)
-    }}"""
-    model = onnx.parser.parse_model(text)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32) / 2, "w"))
-    onnx.save(model, tmp_path / "two.onnx")
+    text = """g (float[n, 2, 5, 4] q) => (float[n, 2, 5, 4] y) {
+        k = MatMul (q, w)  t = Transpose <perm = [0, 1, 3, 2]> (k)  s = MatMul (q, t)  p = Softmax <axis = -1> (s)
+        a = MatMul (p, k)  b = MatMul (a, t)  c = Sigmoid (b)  r = Softmax <axis = -1> (c)  y = MatMul (r, k)
+    }"""
+    onnx.save(model_of(text, {"w": np.eye(4, dtype=np.float32) / 2}), tmp_path / "two.onnx")
     found = inspect(tmp_path / "two.onnx").training
     assert found is not None
     assert [bool(each.reason) for each in found.attention] == [False, True]
     status, text = cli("inspect", tmp_path / "two.onnx")
     assert status == 0
     assert "found 1 time: no matrix of scores is kept" in text
-    assert "the node that makes 'r'): its input is no product of queries and keys" in " ".join(text.split())
+    assert "(node 'n7'): its input is no product of queries and keys" in " ".join(text.split())

@@ -176,38 +176,26 @@ def test_instances_that_groups_are_normalized_as_have_no_weights(name, count, tm
     assert len(made.trainable) == count
 
 
-def test_what_inputs_are_scattered_into_is_no_weight(tmp_path):
+@pytest.mark.parametrize(
+    ("more", "z"),
+    [("float[2, 4] u", "ScatterND(m, rows, u)"), ("bool[4, 4] c", "Where(c, m, w)")],
+    ids=["scattered into", "chosen by a mask"],
+)
+def test_what_inputs_change_is_no_weight(more, z, tmp_path):
     """Such as the zeros that become a mask or a cache."""
-    model = build(
-        "g (float[n, 4] x, float[2, 4] u) => (float[n, 4] y) { z = ScatterND(m, rows, u) h = MatMul(x, w)"
-        " y = MatMul(h, z) }",
-        normal(m=(4, 4), w=(4, 4)) | {"rows": ROWS},
-    )
+    text = f"g (float[n, 4] x, {more}) => (float[n, 4] y) {{ z = {z} h = MatMul(x, w) y = MatMul(h, z) }}"
+    model = build(text, normal(m=(4, 4), w=(4, 4)) | ({"rows": ROWS} if "rows" in z else {}))
     made = generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
     assert (made.trainable, made.constants) == (("w",), ("m",))
 
 
 @pytest.mark.parametrize("zeros", [np.zeros(()), np.zeros((4, 4))])
-@pytest.mark.parametrize(
-    ("mixed", "others"),
-    [("Where(hidden, w, zeros)", {"hidden": HIDDEN}), ("Where(hidden, zeros, w)", {"hidden": HIDDEN})],
-)
-def test_the_zeros_of_a_mask_are_no_weight(mixed, others, zeros, tmp_path):
-    model = build(
-        f"g (float[n, 4] x) => (float[n, 4] y) {{ z = {mixed} y = MatMul(x, z) }}",
-        normal(w=(4, 4)) | others | {"zeros": zeros.astype(np.float32)},
-    )
+@pytest.mark.parametrize("mixed", ["w, zeros", "zeros, w"])
+def test_the_zeros_of_a_mask_are_no_weight(mixed, zeros, tmp_path):
+    text = f"g (float[n, 4] x) => (float[n, 4] y) {{ z = Where(hidden, {mixed}) y = MatMul(x, z) }}"
+    model = build(text, normal(w=(4, 4)) | {"hidden": HIDDEN, "zeros": zeros.astype(np.float32)})
     made = generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
     assert made.trainable == ("w",)
-
-
-def test_what_a_mask_of_the_inputs_chooses_is_no_weight(tmp_path):
-    model = build(
-        "g (float[n, 4] x, bool[4, 4] c) => (float[n, 4] y) { h = MatMul(x, w) z = Where(c, m, w) y = MatMul(h, z) }",
-        normal(m=(4, 4), w=(4, 4)),
-    )
-    made = generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
-    assert (made.trainable, made.constants) == (("w",), ("m",))
 
 
 def test_erfc_of_tensorflow(tmp_path):

@@ -17,13 +17,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 import pytest
+from command import cli, fails
 from small_models import build, normal, perceptron
-from typer.testing import CliRunner
 
 import opgrad
 from opgrad.base.files import finish_interrupted, replace_file, staged
 from opgrad.cli import compile as packing
-from opgrad.cli.app import app
 from opgrad.onnx.plain import lowering
 from opgrad.onnxruntime.loading import lower_file
 from opgrad.training import ArtifactSet, Checkpoint, Trainer, write_checkpoint
@@ -396,9 +395,8 @@ def test_commands_refuse_a_pipe_before_they_begin(tmp_path, monkeypatch):
         ["artifacts", model, "--loss", "cross-entropy", "-o", str(folder)],
         ["compile", digits, "--for", "x86-64-v3", "-o", str(pipe)],
     ):
-        found = CliRunner().invoke(app, arguments)
-        assert found.exit_code == 1, (arguments, found.output, found.exception)
-        assert "is no regular file, expected a regular file to replace, or none" in " ".join(found.output.split())
+        told = " ".join(fails(*arguments).split())
+        assert "is no regular file, expected a regular file to replace, or none" in told
     assert sorted(os.listdir(folder)) == ["eval_model.onnx", "model.onnx"]
 
 
@@ -472,7 +470,7 @@ def test_a_set_is_read_after_its_writer_was_killed(tmp_path):
     for name, trained in (("old", "w0"), ("new", "w1")):
         (tmp_path / name).mkdir()
         _set_of(perceptron(), tmp_path / name, trained)
-    for read in (ArtifactSet.load, lambda folder: CliRunner().invoke(app, ["inspect", str(folder)])):
+    for read in (ArtifactSet.load, lambda folder: cli("inspect", folder)):
         folder = shutil.copytree(tmp_path / "old", tmp_path / read.__name__)
         assert _killed_at(7, folder, contents(tmp_path / "new"))
         assert not (folder / "checkpoint").exists()
@@ -506,10 +504,8 @@ def test_commands_take_a_file_whose_writer_was_killed_before_it_took_its_place(w
     (hidden / ".journal").write_text("[]")
     (tmp_path / "set" / name).rename(hidden / name)
     with pytest.warns(RuntimeWarning, match=f"a writer was ended while it replaced files; it is finished: {name}"):
-        result = CliRunner().invoke(
-            app, [str(Path("set", word.strip("@"))) if word[0] in "@." else word for word in words]
-        )
-    assert "does not exist" not in result.output
+        _, text = cli(*(Path("set", word.strip("@")) if word[0] in "@." else word for word in words))
+    assert "does not exist" not in text
     assert (tmp_path / "set" / name).is_file()
 
 
