@@ -8,7 +8,7 @@ are causal whatever the sizes are become an attribute of the node; the others it
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cache, reduce
 
 import numpy as np
 import onnx
@@ -160,6 +160,7 @@ class _Trial(Graph):
         return _Trial(self, 0, dict.fromkeys([each for each in self.named if self.named[each] in axes], least))
 
 
+@cache  # for one mask that all layers read; `fuse_attention` empties it
 def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
     """How a causal mask, bool or added, aligns queries with keys: "top_left" or "bottom_right".
 
@@ -368,6 +369,7 @@ def fuse_attention(graph: Graph) -> list[Recognition]:
             found.append(Recognition(title(node)))
         except NotAttention as reason:
             found.append(Recognition(title(node), str(reason)))
+    alignment.cache_clear()
     return found
 
 
