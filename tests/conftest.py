@@ -266,7 +266,19 @@ def rng(request):
 
 @pytest.fixture
 def threads():
-    """Leave the number of threads as it was."""
+    """threads(compute): the arrays that a function returns, of the same bits in two threads and in one, or in as many
+    as are named. The number of threads is left as it was."""
     before = opgrad.get_num_threads()
-    yield
+
+    def same(compute, counts=(2, 1)):
+        found = []
+        for count in counts:
+            opgrad.set_num_threads(count)
+            results = compute()
+            found.append(results if isinstance(results, tuple | list) else (results,))
+        expected = [each.tobytes() for each in found[0]]
+        assert all([each.tobytes() for each in others] == expected for others in found[1:])
+        return found[0]
+
+    yield same
     opgrad.set_num_threads(before)

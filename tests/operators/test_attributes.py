@@ -217,10 +217,9 @@ def test_order():
 # --- layouts, lengths and strides ------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("threads")
 @forward_names
 @pytest.mark.parametrize("layout", SHAPES)
-def test_everything_at_once(name, layout, rng):
+def test_everything_at_once(name, layout, rng, threads):
     """Also of rows of -inf, and of rows with NaN and inf; in one thread the same bits."""
     shape, axis = SHAPES[layout]
     x = numbers(rng, shape, "float32")
@@ -232,15 +231,13 @@ def test_everything_at_once(name, layout, rng):
     expected = [bits(each) for each in results]
     plan = opgrad.plan(getattr(opgrad, name), x, **attributes, out=results)
     assert plan.implementation == f"fused, {layout}, float32"
-    for count in (1, 4):
-        opgrad.set_num_threads(count)
-        assert [bits(each) for each in getattr(opgrad, name)(x, **attributes)] == expected
+    again = threads(lambda: getattr(opgrad, name)(x, **attributes), (1, 4))
+    assert [bits(each) for each in again] == expected
 
 
-@pytest.mark.usefixtures("threads")
 @gradient_names
 @pytest.mark.parametrize("layout", SHAPES)
-def test_gradients_of_operands(name, layout, rng):
+def test_gradients_of_operands(name, layout, rng, threads):
     """In the order of the post-ops, floating-point ones alone; in one thread the same bits."""
     shape, axis = SHAPES[layout]
     dy, y = arrays(name, rng, shape, axis)
@@ -249,8 +246,7 @@ def test_gradients_of_operands(name, layout, rng):
     results = check_gradient(name, dy, y, axis, **given)
     operands = [np.asarray(op.operands[-1]) for op in chain if op.operands]
     assert [each.shape for each in results[1:]] == [each.shape for each in operands if each.dtype.kind != "i"]
-    opgrad.set_num_threads(1)
-    again = getattr(opgrad, name)(dy, y, axis, **given)
+    again = threads(lambda: getattr(opgrad, name)(dy, y, axis, **given), [1])
     assert [bits(each) for each in again] == [bits(each) for each in results]
 
 

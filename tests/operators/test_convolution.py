@@ -131,24 +131,15 @@ def of_case(case):
 def test_larger(case, dtype, threads):
     op, example = of_case(case), LARGER[case]
     given = of_dtype(example, dtype)
-    opgrad.set_num_threads(2)
-    found = call(op, given)
-    check_close(found, expected_of(op, given), example.terms)
-    opgrad.set_num_threads(1)
-    for alone, together in zip(call(op, given), found, strict=True):
-        assert alone.tobytes() == together.tobytes()
+    check_close(threads(lambda: call(op, given)), expected_of(op, given), example.terms)
 
 
 def test_matrices_of_windows_take_every_attribute(monkeypatch, threads):
     """What is chosen for windows that are large beside the images holds for all."""
     monkeypatch.setattr(convolution, "by_windows", lambda *_: True)
     for example in (*examples(CONV, "float32"), *examples(CONV, "bfloat16")):
-        found = []
-        for number in (2, 1):
-            opgrad.set_num_threads(number)
-            found.append(listed(dispatcher(CONV)(**example.arguments)))
-        check_close(found[0], expected_of(CONV, example.arguments), example.terms)
-        assert [each.tobytes() for each in found[0]] == [each.tobytes() for each in found[1]]
+        found = threads(lambda example=example: listed(dispatcher(CONV)(**example.arguments)))
+        check_close(found, expected_of(CONV, example.arguments), example.terms)
 
 
 CHUNKED = {

@@ -25,11 +25,6 @@ def test_hidden_scores_and_threads(threads, rng):
     assert (y[0, 2, 1] == 0).all()
     assert lse[0, 0, 0] == pytest.approx(sink[0])
     assert lse[0, 2, 1] == -np.inf
-    found = []
-    for count in (1, 2):
-        opgrad.set_num_threads(count)
-        dx, dsink = opgrad.sink_softmax_grad(dy, y, lse, sink)
-        found.append(dx.tobytes() + dsink.tobytes())
-        assert np.isfinite(dx).all()
-        assert dsink[2] == 0
-    assert found[0] == found[1]
+    dx, dsink = threads(lambda: opgrad.sink_softmax_grad(dy, y, lse, sink))
+    assert np.isfinite(dx).all()
+    assert dsink[2] == 0
