@@ -10,24 +10,14 @@ from onnx import helper, numpy_helper, shape_inference
 from onnx.external_data_helper import uses_external_data
 
 from opgrad.base.locks import once
+from opgrad.onnx.graph import messages
 from opgrad.onnx.graph.inference import Types, infer, infer_part, shapes_given, type_of
-from opgrad.onnx.graph.messages import (
-    FLOATS,
-    LARGE,
-    MICROSOFT,
-    copied,
-    domain_of,
-    free_name,
-    import_microsoft,
-    names_of,
-    opset_of,
-)
 from opgrad.onnx.graph.nodes import captured, names_in, needed, read_by, rename_inputs
 from opgrad.onnx.graph.sizes import Sizes, known, sizes_in
 
 LARGEST_IN_ALL = 1 << 26  # the most bytes of all constants that are computed here, of a graph
 AMPLIFIED = 8  # constants that become a part of a graph have at most so many times the bytes of those that it had
-FOLDED = names_of(
+FOLDED = messages.names_of(
     """
     Shape Size Gather Concat Unsqueeze Squeeze Slice Cast Add Sub Mul Div Neg Floor Ceil Range ConstantOfShape
     Identity Reshape Min Max Equal Where Transpose Expand Not And Or Less Greater ReduceProd Mod Sqrt Reciprocal Pow
@@ -59,7 +49,7 @@ def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: i
         if not (inputs[1] > 0).all() or not (inputs[0] >= 0).all():
             return None  # quotients below 0 are rounded differently
     elif node.op_type in ("Cast", "CastLike") and inputs[0].dtype.kind not in "iub":
-        to_float = any(each.name == "to" and each.i in FLOATS for each in node.attribute)
+        to_float = any(each.name == "to" and each.i in messages.FLOATS for each in node.attribute)
         if not to_float and not np.isfinite(inputs[0].astype(np.float64)).all():
             return None  # the integer for NaN or infinity is not defined
     names = [name for name in node.input if name]
@@ -118,7 +108,7 @@ class Graph:
         taken: set[str] | None = None, known: "Graph | None" = None,
     ):  # fmt: skip
         self.model, self.graph, self.plain = model, model.graph, plain
-        self.opset, self.variable = opset_of(model), frozenset(variable)
+        self.opset, self.variable = messages.opset_of(model), frozenset(variable)
         self.room = AMPLIFIED * sum(each.ByteSize() for each in self.graph.initializer)
         self._left: float = LARGEST_IN_ALL
         self._given = {each.name for each in self.graph.input}
@@ -141,7 +131,7 @@ class Graph:
     def copy(self) -> "Graph":
         """A copy, of the model, too, with the types that are known."""
         self.write_nodes()
-        return Graph(copied(self.model), self.variable, self.kept, self.plain, known=self)
+        return Graph(messages.copied(self.model), self.variable, self.kept, self.plain, known=self)
 
     def refresh(self) -> None:
         """Write the nodes into the model, and read the model again."""
@@ -231,7 +221,7 @@ class Graph:
         self._inferred, self._sequences, self._settled = {**known._inferred}, {**known._sequences}, {*known._settled}
         for value in (*self.graph.input, *self.graph.output, *self.graph.value_info):
             if value.type.HasField("tensor_type"):
-                self._inferred.setdefault(value.name, copied(value.type.tensor_type))
+                self._inferred.setdefault(value.name, messages.copied(value.type.tensor_type))
         new = self.initializers.keys() - known.initializers.keys()
         self._inferred |= {name: type_of(self.initializers[name]) for name in new}
         self._settled.difference_update(*(node.output for name in new for node in self.readers.get(name, ())))
@@ -242,7 +232,7 @@ class Graph:
         self._inferred = types
         asked = {name for node in nodes for name in shapes_given(node)} - self.initializers.keys()
         found = {name: self.constant(name) for name in asked}
-        return {name: value for name, value in found.items() if value is not None and value.size <= LARGE}
+        return {name: value for name, value in found.items() if value is not None and value.size <= messages.LARGE}
 
     def names(self) -> set[str]:
         """Every name of the graph, those of values and those of nodes."""
@@ -289,7 +279,7 @@ class Graph:
             tensor = self.initializers[name]
             return None if uses_external_data(tensor) else numpy_helper.to_array(tensor)
         node = self.producers.get(name)
-        if node is None or domain_of(node):
+        if node is None or messages.domain_of(node):
             return None
         if node.op_type == "Constant":
             tensor = constant_tensor(node)
@@ -329,7 +319,7 @@ class Graph:
 
     def _shape(self, node: onnx.NodeProto) -> np.ndarray | None:
         """The result of a Shape node, with -1 for sizes that are not known; None for another node or an open rank."""
-        sizes = self.sizes(node.input[0]) if node.op_type == "Shape" and not domain_of(node) else None
+        sizes = self.sizes(node.input[0]) if node.op_type == "Shape" and not messages.domain_of(node) else None
         if sizes is None:
             return None
         given = {each.name: each.i for each in node.attribute}
@@ -343,7 +333,7 @@ class Graph:
     def maker(self, name: str, *operators: str) -> onnx.NodeProto | None:
         """The node whose first result a value is, if it is of ai.onnx and of one of these operators; else None."""
         node = self.producers.get(name)
-        if node is None or domain_of(node) or node.op_type not in operators or node.output[0] != name:
+        if node is None or messages.domain_of(node) or node.op_type not in operators or node.output[0] != name:
             return None
         return node
 
@@ -360,7 +350,7 @@ class Graph:
         if not self.inner(name):
             return None
         (node,) = self.readers[name]
-        return node if not domain_of(node) and node.op_type in operators else None
+        return node if not messages.domain_of(node) and node.op_type in operators else None
 
     def scalar(self, name: str) -> float | None:
         """The number in a constant of one element and at most one axis; None for any other value."""
@@ -373,7 +363,7 @@ class Graph:
 
     def free(self, name: str) -> str:
         """A name that is not taken yet; from now on it is."""
-        return free_name(name, self.taken)
+        return messages.free_name(name, self.taken)
 
     def node(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
@@ -480,14 +470,14 @@ class Graph:
             elif inside is not None:
                 infos.append(helper.make_tensor_sequence_value_info(name, inside, self.sizes_in_sequence(name)))
         own = {each.name for each in infos}
-        others = [copied(each) for each in graph.value_info if not each.type.HasField("tensor_type")]
+        others = [messages.copied(each) for each in graph.value_info if not each.type.HasField("tensor_type")]
         del graph.value_info[:]
         graph.value_info.extend([*infos, *(each for each in others if each.name in made and each.name not in own)])
         self._import()
 
     def _import(self) -> None:
         """Let the model import what its nodes are of, and be of a version in which initializers need not be inputs."""
-        if any(node.domain == MICROSOFT for node in self.graph.node):
-            import_microsoft(self.model)
+        if any(node.domain == messages.MICROSOFT for node in self.graph.node):
+            messages.import_microsoft(self.model)
         if any(each.name not in self._given for each in self.graph.initializer):
             self.model.ir_version = max(self.model.ir_version, OVERRIDABLE_FROM)

@@ -13,21 +13,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
+from opgrad.onnx.graph import messages
 from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.formulas import Body, NodeView, Value, fused_product
-from opgrad.onnx.graph.messages import (
-    CLASSICAL,
-    LARGE,
-    MICROSOFT,
-    copied_without,
-    declared_types,
-    domain_of,
-    is_large,
-    keep,
-    opset_of,
-    without_large,
-)
 from opgrad.onnx.graph.nodes import attributes_of, captured, registering, rename_inputs
 from opgrad.onnx.graph.sizes import VAGUE, forget_vague, known, sizes_in
 
@@ -44,7 +33,7 @@ Constants: TypeAlias = Callable[[Types, Sequence[onnx.NodeProto]], Mapping[str, 
 
 def shapes_given(node: onnx.NodeProto) -> Iterator[str]:
     """The names of the inputs that hold the sizes of a node's result."""
-    places = SIZE_GIVEN.get(node.op_type, ()) if not domain_of(node) else ()
+    places = SIZE_GIVEN.get(node.op_type, ()) if not messages.domain_of(node) else ()
     return (node.input[place] for place in places if place < len(node.input) and node.input[place])
 
 
@@ -71,7 +60,7 @@ def infer(model: onnx.ModelProto, constants: Constants) -> tuple[Types, Types]:
             rename_inputs(node, {name: names[name] for name in shapes_given(node) if name in names})
         first = _inferred(stand_in, False)[0] | own
     if ranks := more_ranks(model.graph.node, first):
-        keep(stand_in.graph.value_info, [each for each in stand_in.graph.value_info if each.name not in ranks])
+        messages.keep(stand_in.graph.value_info, [each for each in stand_in.graph.value_info if each.name not in ranks])
         values = (helper.make_value_info(name, TypeProto(tensor_type=each)) for name, each in ranks.items())
         stand_in.graph.value_info.extend(values)
         first = _inferred(stand_in, False)[0] | own
@@ -149,18 +138,18 @@ def infer_part(
             if not (known.HasField("shape") and len(known.shape.dim) > 1) and not _is_long(known):
                 chosen.add(id(maker))
                 waiting.append(maker)
-    part = copied_without(model, "graph")
+    part = messages.copied_without(model, "graph")
     part.graph.name, nodes = "part", [node for node in order if id(node) in chosen]
     part.graph.node.extend(nodes)
     made = dict.fromkeys(name for node in nodes for name in node.output if name)
     for name in dict.fromkeys(name for node in nodes for name in captured(node) if name not in made):
         tensor = initializers.get(name)
-        if tensor is not None and not is_large(tensor):
+        if tensor is not None and not messages.is_large(tensor):
             part.graph.initializer.append(tensor)
         else:
             part.graph.input.extend(declared(name))
     part.graph.value_info.extend(info for name in made for info in declared(name))
-    onnx_knows = {name for node in nodes if not domain_of(node) for name in node.output}
+    onnx_knows = {name for node in nodes if not messages.domain_of(node) for name in node.output}
     for info in part.graph.value_info:
         for size in info.type.tensor_type.shape.dim:
             if size.dim_param.startswith(KNOWN):
@@ -202,7 +191,7 @@ def _joined(before: TypeProto.Tensor, now: TypeProto.Tensor, new: Collection[str
 def _inferred(model: onnx.ModelProto, data_prop: bool) -> tuple[Types, Types]:
     """The types of tensors, and those of the tensors in sequences. ValueError if they contradict each other."""
     try:
-        found = declared_types(shape_inference.infer_shapes(model, data_prop=data_prop).graph)
+        found = messages.declared_types(shape_inference.infer_shapes(model, data_prop=data_prop).graph)
     except shape_inference.InferenceError as error:
         raise ValueError(f"the model's types contradict each other: {str(error).splitlines()[0]}") from None
     sequences = {name: each.sequence_type.elem_type.tensor_type for name, each in found.items()}
@@ -213,7 +202,7 @@ def _inferred(model: onnx.ModelProto, data_prop: bool) -> tuple[Types, Types]:
 def _is_long(declared: TypeProto.Tensor) -> bool:
     """Whether an array of one axis is too long to be a shape or a list of axes."""
     sizes = known(sizes_in(declared))
-    return sizes is not None and len(sizes) == 1 and sizes[0] > LARGE
+    return sizes is not None and len(sizes) == 1 and sizes[0] > messages.LARGE
 
 
 def type_of(tensor: TensorProto) -> TypeProto.Tensor:
@@ -226,10 +215,10 @@ def _stand_in(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Large constants are inputs of it, and operators that onnx does not know are replaced by ones with equal shapes.
     """
-    graph, opset = without_large(model.graph), opset_of(model)
+    graph, opset = messages.without_large(model.graph), messages.opset_of(model)
     del graph.node[:]
     graph.node.extend(other for node in model.graph.node for other in stand_ins(node, opset))
-    result = copied_without(model, "graph")
+    result = messages.copied_without(model, "graph")
     result.graph.CopyFrom(graph)
     for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
         forget_vague(value.type.tensor_type)
@@ -257,8 +246,8 @@ def more_ranks(nodes: Sequence[onnx.NodeProto], types: Mapping[str, TypeProto.Te
             found[name] = helper.make_tensor_type_proto(types[name].elem_type, [None] * size).tensor_type
 
     for node in reversed(nodes):
-        result = rank(node.output[0]) if node.output and not domain_of(node) else None
-        if node.op_type in TREES and node.domain == CLASSICAL and node.output:
+        result = rank(node.output[0]) if node.output and not messages.domain_of(node) else None
+        if node.op_type in TREES and node.domain == messages.CLASSICAL and node.output:
             set_rank(node.output[-1], MATRIX)
         if result is None:
             continue
@@ -325,7 +314,8 @@ def stand_ins(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
         other = helper.make_node(known.becomes, inputs, outputs)
         other.attribute.extend(each for each in node.attribute if each.name in schema.attributes)
         return [other]
-    if known.becomes or domain_of(node) not in (MICROSOFT, CLASSICAL) or node.op_type not in WRITTEN:
+    written = messages.domain_of(node) in (messages.MICROSOFT, messages.CLASSICAL) and node.op_type in WRITTEN
+    if known.becomes or not written:
         return [node]
     unknown = Unknown(node, opset)
     try:

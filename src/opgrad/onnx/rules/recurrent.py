@@ -12,19 +12,7 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import Body, Value
 from opgrad.onnx.graph.messages import MICROSOFT
-from opgrad.onnx.plain.recurrent import (
-    ACTIVATIONS,
-    DIRECTIONS,
-    NO_CLIPPING,
-    Direction,
-    Stepped,
-    gru_gradients,
-    joined,
-    lstm_gradients,
-    plus,
-    sigmoid_slope,
-    tanh_slope,
-)
+from opgrad.onnx.plain import recurrent
 from opgrad.onnx.rules.node import Gradients, Node, NoGradient, decomposition, gradient, sizes_of
 
 BIAS, LENGTHS, H, C, PEEPHOLES = range(3, 8)  # indices of inputs
@@ -40,13 +28,13 @@ NUMBERS = {
 }
 # The derivatives of activations at z, where the result is y; a, b: their numbers alpha and beta.
 SLOPES: dict[str, Callable[..., Value]] = {
-    "Sigmoid": lambda z, y: sigmoid_slope(y),
-    "Tanh": lambda z, y: tanh_slope(y),
+    "Sigmoid": lambda z, y: recurrent.sigmoid_slope(y),
+    "Tanh": lambda z, y: recurrent.tanh_slope(y),
     "Relu": lambda z, y: (y > 0.0).like(y),
     "Affine": lambda z, y, a, b: a.expand(y.shape()),
     "LeakyRelu": lambda z, y, a: z.body.where(z < 0.0, a, 1.0),
     "ThresholdedRelu": lambda z, y, a: (z > a).like(y),
-    "ScaledTanh": lambda z, y, a, b: tanh_slope((z * b).apply("Tanh")) * (a * b),
+    "ScaledTanh": lambda z, y, a, b: recurrent.tanh_slope((z * b).apply("Tanh")) * (a * b),
     "HardSigmoid": lambda z, y, a, b: y.body.where((y > 0.0) & (y < 1.0), a, 0.0),
     "Elu": lambda z, y, a: z.body.where(z < 0.0, y + a, 1.0),
     "Softsign": lambda z, y: (1.0 - y.apply("Abs")) ** 2.0,
@@ -86,7 +74,7 @@ class Gate(NamedTuple):
         return z.body.node("Clip", z, *limits) if self.clip else z
 
 
-Write = Callable[[Node, Direction, Sequence[Gate]], list[Value]]
+Write = Callable[[Node, recurrent.Direction, Sequence[Gate]], list[Value]]
 
 
 @gradient("RNN", constant=(LENGTHS,))
@@ -130,22 +118,23 @@ def of_training_graphs(node: Node) -> Gradients:
 
 def _layer(node: Node, write: Write) -> Gradients:
     """The gradients of all inputs: for x the sum over the directions, for the others their concatenation."""
-    gates, flags = _gates(node), DIRECTIONS[node.get("direction", "forward")]
+    gates, flags = _gates(node), recurrent.DIRECTIONS[node.get("direction", "forward")]
     dtype, count = node.x.element_type or TensorProto.FLOAT, len(gates) // len(flags)
-    directions = (Direction(node, *each, dtype, node.input(LENGTHS)) for each in enumerate(flags))
+    directions = (recurrent.Direction(node, *each, dtype, node.input(LENGTHS)) for each in enumerate(flags))
     parts = [write(node, each, gates[each.index * count :][:count]) for each in directions]
-    found: list[Value | None] = [*joined(parts, AXES)]
+    found: list[Value | None] = [*recurrent.joined(parts, AXES)]
     return [*found[:LENGTHS], None, *found[LENGTHS:]]
 
 
 def _gates(node: Node) -> list[Gate]:
     """The activations of all directions. Raises NoGradient for what has no rule."""
-    op, flags, clip = node.proto.op_type, DIRECTIONS.get(node.get("direction", "forward"), []), node.get("clip", 0.0)
+    op, clip = node.proto.op_type, node.get("clip", 0.0)
+    flags = recurrent.DIRECTIONS.get(node.get("direction", "forward"), [])
     if node.get("layout", 0):
         raise NoGradient(f"its attribute layout is {node.get('layout')}, expected 0")
     if not clip >= 0:
         raise NoGradient(f"its attribute clip is {clip}, expected a number above 0")
-    known, default = {name.lower(): name for name in SLOPES}, ACTIVATIONS[op] * len(flags)
+    known, default = {name.lower(): name for name in SLOPES}, recurrent.ACTIVATIONS[op] * len(flags)
     names = [known.get(name.lower(), "") for name in node.get("activations") or default]
     if len(names) != len(default) or "" in names:
         expected = f"{len(default)} of {', '.join(SLOPES)}"
@@ -155,13 +144,13 @@ def _gates(node: Node) -> list[Gate]:
     for index, name in enumerate(names):
         numbers = {each: left[each].pop(0) if left[each] else own for each, own in NUMBERS.get(name, {}).items()}
         of_cells = op == "LSTM" and index % 3 == 2  # which are not clipped
-        found.append(Gate(name, numbers, 0.0 if of_cells or clip >= NO_CLIPPING else clip))
+        found.append(Gate(name, numbers, 0.0 if of_cells or clip >= recurrent.NO_CLIPPING else clip))
     return found
 
 
 def _has_kernels(node: Node) -> bool:
     """Whether opgrad has kernels for the node and its gradient. Raises what `_gates` raises."""
-    gates, default = _gates(node), ACTIVATIONS[node.proto.op_type]
+    gates, default = _gates(node), recurrent.ACTIVATIONS[node.proto.op_type]
     if [each.name for each in gates] not in (default, default * 2) or gates[0].clip or node.get("input_forget", 0):
         return False
     dtypes = TensorProto.FLOAT, TensorProto.DOUBLE
@@ -182,13 +171,13 @@ def _upstream(node: Node, outputs: int) -> list[Value | None]:
     return [node.dys[index] if index < len(node.dys) else None for index in range(outputs)]
 
 
-def _states(node: Node, own: Direction) -> tuple[Value, Value]:
+def _states(node: Node, own: recurrent.Direction) -> tuple[Value, Value]:
     """The states of all steps, and those before them."""
     states = own.part(node.output(0, "_states"), 1)
     return states, own.before(states, own.state(H))
 
 
-def _dys(node: Node, own: Direction) -> tuple[Value | None, Value, Value]:
+def _dys(node: Node, own: recurrent.Direction) -> tuple[Value | None, Value, Value]:
     """The gradients of the states of all steps, None for zeros, and of the last state and cell.
 
     onnxruntime gives 0 as the last ones of a sequence without steps, whatever the first ones are.
@@ -201,17 +190,17 @@ def _dys(node: Node, own: Direction) -> tuple[Value | None, Value, Value]:
     return None if dy is None else own.part(dy, 1), dh, dc
 
 
-def _biases(own: Direction) -> list[Value | None]:
+def _biases(own: recurrent.Direction) -> list[Value | None]:
     """The biases of W and of R."""
     bias = own.of(BIAS)
     return [None, None] if bias is None else [*bias.split(2, 0)]
 
 
-def _rnn_direction(node: Node, own: Direction, gates: Sequence[Gate]) -> list[Value]:
+def _rnn_direction(node: Node, own: recurrent.Direction, gates: Sequence[Gate]) -> list[Value]:
     (states, before), (dy, dh, _), (of_x, of_h) = _states(node, own), _dys(node, own), _biases(own)
-    z = plus(own.sums(of_x) + own.body.node("MatMul", before, own.r.transpose(1, 0)), of_h)
+    z = recurrent.plus(own.sums(of_x) + own.body.node("MatMul", before, own.r.transpose(1, 0)), of_h)
 
-    def step(inner: Body, dh: Value, dy: Value | None, slope: Value) -> Stepped:
+    def step(inner: Body, dh: Value, dy: Value | None, slope: Value) -> recurrent.Stepped:
         dz = (dh if dy is None else dy + dh) * slope
         return [inner.node("MatMul", dz, inner.outer(own.r))], [dz]
 
@@ -219,46 +208,46 @@ def _rnn_direction(node: Node, own: Direction, gates: Sequence[Gate]) -> list[Va
     return own.gradients(dz, dz, before, dh)
 
 
-def _gru_direction(node: Node, own: Direction, gates: Sequence[Gate]) -> list[Value]:
+def _gru_direction(node: Node, own: recurrent.Direction, gates: Sequence[Gate]) -> list[Value]:
     body, (_, before), (dy, dh, _), (gate, new) = own.body, _states(node, own), _dys(node, own), gates
     of_x, of_h = _biases(own)
     *biases, bias = [None, None, None] if of_h is None else of_h.split(3, 0)
     weights = [each.transpose(1, 0) for each in own.r.split(3, 0)]
     *sums, zn = own.sums(of_x).split(3, 2)
     zz, zr = (
-        plus(each + body.node("MatMul", before, weight), more)
+        recurrent.plus(each + body.node("MatMul", before, weight), more)
         for each, weight, more in zip(sums, weights, biases, strict=False)
     )
     z, r = gate.of(zz), gate.of(zr)
     if node.get("linear_before_reset", 0):
-        zn = zn + r * plus(body.node("MatMul", before, weights[2]), bias)
+        zn = zn + r * recurrent.plus(body.node("MatMul", before, weights[2]), bias)
     else:
-        zn = plus(zn + body.node("MatMul", r * before, weights[2]), bias)
+        zn = recurrent.plus(zn + body.node("MatMul", r * before, weights[2]), bias)
     n = new.of(zn)
     slopes = gate.slope(zz, z), gate.slope(zr, r), new.slope(zn, n)
-    return gru_gradients(own, (z, r, n), slopes, before, (dy, dh), bias)
+    return recurrent.gru_gradients(own, (z, r, n), slopes, before, (dy, dh), bias)
 
 
-def _lstm_direction(node: Node, own: Direction, gates: Sequence[Gate]) -> list[Value]:
+def _lstm_direction(node: Node, own: recurrent.Direction, gates: Sequence[Gate]) -> list[Value]:
     (_, before), dys, (of_x, of_h), (gate, new, last) = _states(node, own), _dys(node, own), _biases(own), gates
-    z = plus(own.sums(of_x) + own.body.node("MatMul", before, own.r.transpose(1, 0)), of_h)
+    z = recurrent.plus(own.sums(of_x) + own.body.node("MatMul", before, own.r.transpose(1, 0)), of_h)
     zi, zo, zf, zg = z.split(4, 2)
     g, first, peepholes, coupled = new.of(zg), own.state(C), own.of(PEEPHOLES), bool(node.get("input_forget", 0))
     pi, po, pf = (None, None, None) if peepholes is None else peepholes.split(3, 0)
     c = _cells(own, first, (zi, zf), g, (pi, pf), gate, coupled)
     c_before, t = own.before(c, first), last.of(c)
     sums = [
-        plus(each, None if p is None else p * cells)
+        recurrent.plus(each, None if p is None else p * cells)
         for each, p, cells in ((zi, pi, c_before), (zo, po, c), (zf, pf, c_before))
     ]
     i, o, f = (gate.of(each) for each in sums)
     slopes = [*map(gate.slope, sums, (i, o, f)), new.slope(zg, g), last.slope(c, t)]
     f = 1.0 - i if coupled else f
-    return lstm_gradients(own, (i, o, f, g), slopes, (before, c_before, c, t), dys, peepholes, coupled)
+    return recurrent.lstm_gradients(own, (i, o, f, g), slopes, (before, c_before, c, t), dys, peepholes, coupled)
 
 
 def _cells(
-    own: Direction,
+    own: recurrent.Direction,
     first: Value,
     sums: Sequence[Value],
     g: Value,
@@ -271,7 +260,7 @@ def _cells(
     sums: of the gates i and f, without their peepholes. coupled: whether f is 1 - i.
     """
 
-    def step(inner: Body, c: Value, g: Value, *now: Value) -> Stepped:
+    def step(inner: Body, c: Value, g: Value, *now: Value) -> recurrent.Stepped:
         found = []
         for z, p in zip(now, peepholes, strict=False):
             total = z if p is None else z + c * inner.outer(p)
