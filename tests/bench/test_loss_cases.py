@@ -44,12 +44,7 @@ def test_classes_may_lie_along_axis_1(form):
     (large,) = [each for each in WORKLOADS[LOGITS] if each.form == form]
     assert len(large.shape) == 4
     cell = replace(EVERY[0], workload=replace(large, shape=(3, 7, 2, 5)))
-    case = cpu_target.LossCase(cell)
-    values = []
-    for loss in case.functions(["torch"]).values():
-        case.step(loss)
-        values.append([loss(*case.leaves).detach(), *(leaf.grad for leaf in case.leaves)])
-    torch.testing.assert_close(*values)
+    test_everybody_computes_the_same_loss_and_gradients(cell)
 
 
 def test_selection_of_losses():

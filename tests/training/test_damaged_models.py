@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 import pytest
 from artifact_sets import optimizer_model, write_linear_set
-from onnx import TensorProto, helper, numpy_helper
+from differences import build
+from onnx import TensorProto, helper
 from small_models import set_of
 
 from opgrad.cli.inspection import inspect
@@ -129,75 +130,47 @@ def test_tensors_in_other_files(tmp_path):
 # --- small files that ask for much ---
 
 
-def _model(nodes, *arrays, functions=()):
-    """A model with the constants c0, c1, …, and a weight."""
-    held = [numpy_helper.from_array(each, f"c{place}") for place, each in enumerate(arrays)]
-    held.append(numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
-    graph = helper.make_graph(
-        [*nodes, helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "sum"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
-        held,
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, functions=functions, opset_imports=opsets, ir_version=10)
+def _model(body, *arrays, functions=(), **named):
+    """A model with the constants c0, c1, …, others by their names, and a weight; it adds what the body calls sum."""
+    held = {f"c{place}": each for place, each in enumerate(arrays)} | {"w": np.ones((4, 3), np.float32)} | named
+    text = f"g (float[n, 4] x) => (float[n, 3] y) {{ {body} h = MatMul (x, w) y = Add (h, sum) }}"
+    return build(" ".join([text, *functions]), 17, held, '"own": 1, "com.microsoft": 1')
 
 
 @pytest.mark.parametrize("twice", [True, False])
 def test_constants_that_double_are_not_computed(twice):
-    nodes, last = [], ["c0", "c1"]
+    body, last = "", ["c0", "c1"]
     for step in range(41):
         new = [f"a{step}", f"b{step}"]
         for name, read in zip(new, (last, last[::-1]), strict=True):
-            nodes.append(helper.make_node("Concat", [read[0], read[0 if twice else 1]], [name], axis=0))
+            body += f"{name} = Concat <axis = 0> ({read[0]}, {read[0 if twice else 1]}) "
         last = new
-    nodes += [helper.make_node("ReduceSum", [last[0]], ["a"]), helper.make_node("ReduceSum", [last[1]], ["b"])]
-    model = _model([*nodes, helper.make_node("Add", ["a", "b"], ["sum"])], *np.ones((2, 4), np.float32))
-    assert prepare(model).ByteSize() < 1 << 16
+    body += f"a = ReduceSum ({last[0]}) b = ReduceSum ({last[1]}) sum = Add (a, b)"
+    assert prepare(_model(body, *np.ones((2, 4), np.float32))).ByteSize() < 1 << 16
 
 
 HUGE = np.array([1 << 40])
 ONE = np.ones(1, np.float32)
+DOUBLED = " ".join(f"c{step + 1} = Concat <axis = 0> (c{step}, c{step})" for step in range(40))
 LARGE = {
-    "Concat": ([helper.make_node("Concat", [f"c{step}"] * 2, [f"c{step + 1}"], axis=0) for step in range(41)], [ONE]),
-    "ConstantOfShape": ([helper.make_node("ConstantOfShape", ["c0"], ["huge"])], [HUGE]),
-    "Expand": ([helper.make_node("Expand", ["c1", "c0"], ["huge"])], [HUGE, ONE]),
-    "Tile": ([helper.make_node("Tile", ["c1", "c0"], ["huge"])], [HUGE, ONE]),
-    "Range": (
-        [helper.make_node("Range", ["c0", "c1", "c2"], ["huge"])],
-        [np.array(each, np.float32) for each in (0, 1 << 40, 1)],
-    ),
-    "Pad": ([helper.make_node("Pad", ["x", "c0"], ["huge"])], [np.array([0, 0, 0, 1 << 40])]),
-    "OneHot": ([helper.make_node("OneHot", ["c0", "c1", "c2"], ["huge"])], [HUGE, HUGE, np.float32([0, 1])]),
-    "Pow": (
-        [
-            helper.make_node("Pow", ["c0", "c1"], ["power"]),
-            helper.make_node("ConstantOfShape", ["power"], ["huge"]),
-        ],
-        [np.array([1 << 10]), np.array([4])],
-    ),
-    "Mul": (
-        [
-            helper.make_node("Shape", ["x"], ["size"], start=1),
-            helper.make_node("Mul", ["size", "c0"], ["product"]),
-            helper.make_node("ConstantOfShape", ["product"], ["huge"]),
-        ],
-        [HUGE],
-    ),
-}  # fmt: skip
-
-
-def _large(name):
-    nodes, arrays = LARGE[name]
-    return _model([*nodes, helper.make_node("ReduceSum", [nodes[-1].output[0]], ["sum"])], *arrays)
+    "Concat": (f"{DOUBLED} huge = Concat <axis = 0> (c40, c40)", [ONE]),
+    "ConstantOfShape": ("huge = ConstantOfShape (c0)", [HUGE]),
+    "Expand": ("huge = Expand (c1, c0)", [HUGE, ONE]),
+    "Tile": ("huge = Tile (c1, c0)", [HUGE, ONE]),
+    "Range": ("huge = Range (c0, c1, c2)", [np.array(each, np.float32) for each in (0, 1 << 40, 1)]),
+    "Pad": ("huge = Pad (x, c0)", [np.array([0, 0, 0, 1 << 40])]),
+    "OneHot": ("huge = OneHot (c0, c1, c2)", [HUGE, HUGE, np.float32([0, 1])]),
+    "Pow": ("power = Pow (c0, c1) huge = ConstantOfShape (power)", [np.array([1 << 10]), np.array([4])]),
+    "Mul": ("size = Shape <start = 1> (x) many = Mul (size, c0) huge = ConstantOfShape (many)", [HUGE]),
+}
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_a_value_without_a_bound_is_refused_by_name(name, tmp_path):
     path, trained = tmp_path / "large.onnx", tmp_path / "set"
     trained.mkdir()
-    onnx.save(_large(name), path)
+    body, arrays = LARGE[name]
+    onnx.save(_model(f"{body} sum = ReduceSum (huge)", *arrays), path)
     message = r"{}: \w+ \(the node that makes '\w+'\) computes \d+ bytes( from constants)?, expected at most \d+$"
     assert re.search(message.format(path), inspect(path).problem or "")
     generate_artifacts(onnx.load(path), ["w"], None, LossType.MSELoss, OptimType.SGD, trained)
@@ -210,17 +183,14 @@ def test_a_value_without_a_bound_is_refused_by_name(name, tmp_path):
 
 
 def test_many_constants_that_are_large_together_are_not_computed_ahead():
-    nodes = [helper.make_node("ConstantOfShape", ["c0"], [f"n{place}"]) for place in range(5)]
-    nodes.append(helper.make_node("Concat", [f"n{place}" for place in range(5)], ["sum"], axis=0))
-    assert check_sizes(_model(nodes, np.array([1 << 24])))
-    assert not check_sizes(_model(nodes, np.array([1 << 25])))
+    body = " ".join(f"n{place} = ConstantOfShape (c0)" for place in range(5))
+    body += " sum = Concat <axis = 0> (n0, n1, n2, n3, n4)"
+    assert check_sizes(_model(body, np.array([1 << 24])))
+    assert not check_sizes(_model(body, np.array([1 << 25])))
 
 
 def test_a_run_that_fails_names_the_model(tmp_path):
-    model = _model(
-        [helper.make_node("Reshape", ["x", "c0"], ["r"]), helper.make_node("ReduceSum", ["r"], ["sum"])],
-        np.array([3, 7]),
-    )
+    model = _model("r = Reshape (x, c0) sum = ReduceSum (r)", np.array([3, 7]))
     trainer = Trainer(set_of(model, tmp_path, LossType.MSELoss, requires_grad=["w"]))
     batch = {"x": np.ones((2, 4), np.float32), "target": np.ones((2, 3), np.float32)}
     with pytest.raises(ValueError, match=rf"^Trainer: {tmp_path}/training_model.onnx: .*Reshape") as raised:
@@ -230,64 +200,45 @@ def test_a_run_that_fails_names_the_model(tmp_path):
         trainer.evaluator.evaluate(Dataset(batch, {"x": 0, "target": 0}), trainer.parameters, 2)
 
 
+FUNCTION = '<domain: "own", opset_import: ["": 17, "own": 1]> F{} (a) => (b) {{ {} }}'
+
+
 def _functions(depth, calls):
     """Functions that each call the next one so often."""
-    found = []
+    names = ["a", *(f"t{place}" for place in range(calls - 1)), "b"]
     for level in range(depth):
-        names = ["a", *(f"t{place}" for place in range(calls - 1)), "b"]
-        made = [
-            helper.make_node("Relu" if level == 0 else f"F{level - 1}", [read], [name], domain="own" if level else "")
-            for read, name in pairwise(names)
-        ]
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
-        found.append(helper.make_function("own", f"F{level}", ["a"], ["b"], made, opsets))
-    return found
+        called = f"own.F{level - 1}" if level else "Relu"
+        yield FUNCTION.format(level, " ".join(f"{name} = {called} ({read})" for read, name in pairwise(names)))
 
 
-def _calls_itself():
-    made = [helper.make_node("F1", ["a"], ["b"], domain="own")]
-    return [
-        helper.make_function("own", f"F{each}", ["a"], ["b"], made, [helper.make_opsetid("own", 1)]) for each in (0, 1)
-    ]
-
-
-HOSTILE = {
+HOSTILE = {  # a body, functions, and what is said
     "calls": (
-        lambda: _model([helper.make_node("F29", ["x"], ["sum"], domain="own")], functions=_functions(30, 2)),
+        "sum = own.F29 (x)",
+        [*_functions(30, 2)],
         r"its functions have \d+ nodes with all their calls, expected at most 1048576",
     ),
-    "depth": (
-        lambda: _model([helper.make_node("F999", ["x"], ["sum"], domain="own")], functions=_functions(1000, 1)),
-        "functions call functions 1000 deep, expected at most 100",
-    ),
+    "depth": ("sum = own.F999 (x)", [*_functions(1000, 1)], "functions call functions 1000 deep, expected at most 100"),
     "recursion": (
-        lambda: _model([helper.make_node("F0", ["x"], ["sum"], domain="own")], functions=_calls_itself()),
+        "sum = own.F0 (x)",
+        [FUNCTION.format(each, "b = own.F1 (a)") for each in (0, 1)],
         "the function 'own:F1' calls itself",
     ),
-    "softmax": (
-        lambda: _model([helper.make_node("Softmax", ["c0"], ["sum"], axis=2**62)], np.ones(3, np.float32)),
-        "the attribute 'axis' is 4611686018427387904, expected an axis",
-    ),
+    "softmax": (f"sum = Softmax <axis = {2**62}> (c0)", (), f"the attribute 'axis' is {2**62}, expected an axis"),
     "norm": (
-        lambda: _model(
-            [helper.make_node("SimplifiedLayerNormalization", ["c0", "c0"], ["sum"], axis=-(2**40))],
-            np.ones(3, np.float32),
-        ),
+        f"sum = SimplifiedLayerNormalization <axis = {-(2**40)}> (c0, c0)",
+        (),
         "the attribute 'axis' is -1099511627776, expected an axis",
     ),
-    "empty": (
-        lambda: _model([helper.make_node("ReduceSum", ["e"], ["sum"])], np.ones(3, np.float32)),
-        "the tensor 'e' has no values, expected 1099511627776",
-    ),
-    "opset": (lambda: _model([helper.make_node("Neg", ["c0"], ["sum"])], np.ones(3, np.float32)), "imports opset 1099"),
+    "empty": ("sum = ReduceSum (e)", (), "the tensor 'e' has no values, expected 1099511627776"),
+    "opset": ("sum = Neg (c0)", (), "imports opset 1099"),
 }
 
 
 @pytest.mark.parametrize("read", [read_model, lower, generate_artifacts], ids=lambda read: read.__name__)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_a_small_file_may_not_ask_for(read, name, tmp_path):
-    make, message = HOSTILE[name]
-    model = make()
+    body, functions, message = HOSTILE[name]
+    model = _model(body, np.ones(3, np.float32), functions=functions)
     if name == "empty":
         model.graph.initializer.add(name="e", data_type=TensorProto.FLOAT, dims=[2**20, 2**20])
     elif name == "opset":
@@ -304,7 +255,7 @@ def test_tensors_with_fewer_or_more_values_than_they_say(tmp_path):
         TensorProto(name="e", data_type=TensorProto.FLOAT, dims=[3], float_data=[1.0, 2.0]),
         TensorProto(name="e", data_type=TensorProto.FLOAT16, dims=[3], int32_data=[1, 2, 3, 4]),
     ):
-        model = _model([helper.make_node("ReduceSum", ["e"], ["sum"])])
+        model = _model("sum = ReduceSum (e)")
         model.graph.initializer.append(values)
         onnx.save(model, tmp_path / "model.onnx")
         with pytest.raises(ValueError, match=r"model.onnx is damaged, the tensor 'e' has [24] values, expected 3"):
@@ -312,21 +263,17 @@ def test_tensors_with_fewer_or_more_values_than_they_say(tmp_path):
 
 
 def test_numbers_that_an_attribute_asks_for():
-    node = helper.make_node("RoiAlign", ["x4", "regions", "places"], ["u"], output_height=2**40)
-    shape = helper.make_node("Unsqueeze", ["x", "axes"], ["x4"])
-    model = _model([shape, node, helper.make_node("ReduceSum", ["u"], ["sum"])])
-    constants = {"axes": np.array([0, 1]), "regions": np.zeros((1, 4), np.float32), "places": np.zeros(1, np.int64)}
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
-    with pytest.raises(
-        ValueError, match=r"RoiAlign .* an attribute asks for 1099511627776 numbers, expected at most 1048576"
-    ):
+    body = f"x4 = Unsqueeze (x, axes) u = RoiAlign <output_height = {2**40}> (x4, regions, at) sum = ReduceSum (u)"
+    model = _model(body, axes=np.array([0, 1]), regions=np.zeros((1, 4), np.float32), at=np.zeros(1, np.int64))
+    message = "RoiAlign .* an attribute asks for 1099511627776 numbers, expected at most 1048576"
+    with pytest.raises(ValueError, match=message):
         gradients(model, "y", "x")
 
 
 def test_inputs_that_are_texts(tmp_path):
     """inspect tells it, artifacts refuse it, and so does a set that others have made."""
-    labels = helper.make_node("LabelEncoder", ["s"], ["i"], domain="ai.onnx.ml", keys_strings=["a"], values_int64s=[0])
-    model = _model([labels, helper.make_node("Gather", ["c0", "i"], ["sum"])], np.ones((2, 3), np.float32))
+    labels = 'i = ai.onnx.ml.LabelEncoder <keys_strings = ["a"], values_int64s = [0]> (s)'
+    model = _model(f"{labels} sum = Gather (c0, i)", np.ones((2, 3), np.float32))
     model.opset_import.add(domain="ai.onnx.ml", version=2)
     model.graph.input.append(helper.make_tensor_value_info("s", TensorProto.STRING, ["n"]))
     onnx.save(model, tmp_path / "model.onnx")

@@ -168,7 +168,11 @@ def test_long_examples_are_cut_and_told(tmp_path, tokenizer):
 def test_wrong_lines_are_named(tmp_path, tokenizer, line, message):
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "a dog"}\n' + line + "\n")
-    with pytest.raises(ValueError, match=f"data.jsonl: line 2: {message}"):
+    refused(path, tokenizer, f"data.jsonl: line 2: {message}")
+
+
+def refused(path, tokenizer, message):
+    with pytest.raises(ValueError, match=message):
         TokenExamples(path, tokenizer, 64)
 
 
@@ -291,14 +295,11 @@ def test_folder_of_files(tmp_path, tokenizer, monkeypatch):
     assert [found.origin(number).removeprefix(f"{folder}/") for number in range(3)] == [
         "a.parquet: row 1", "b.jsonl.gz: line 1", "c.json: entry 1"]  # fmt: skip
     write_file(folder / "c.json", json.dumps([*LINES[2:], {"text": 3}]).encode())
-    with pytest.raises(ValueError, match=r"c.json: entry 2: text is int, expected a text"):
-        TokenExamples(folder, tokenizer, 64)
+    refused(folder, tokenizer, r"c.json: entry 2: text is int, expected a text")
     write_file(folder / "a.parquet", b'{"broken": 1}')
-    with pytest.raises(ValueError, match=r"a.parquet: it is broken"):
-        TokenExamples(folder, tokenizer, 64)
+    refused(folder, tokenizer, r"a.parquet: it is broken")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty has no file with the ending \.jsonl, \.json, \.csv, \.parquet"):
-        TokenExamples(tmp_path / "empty", tokenizer, 64)
+    refused(tmp_path / "empty", tokenizer, r"empty has no file with the ending \.jsonl, \.json, \.csv, \.parquet")
 
 
 @pytest.mark.parametrize(
@@ -317,8 +318,7 @@ def test_folder_of_files(tmp_path, tokenizer, monkeypatch):
 )
 def test_damaged_files(tmp_path, tokenizer, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        TokenExamples(tmp_path / name, tokenizer, 64)
+    refused(tmp_path / name, tokenizer, message)
 
 
 def test_wrong_examples_are_skipped_when_asked(tmp_path, tokenizer):
@@ -336,8 +336,7 @@ def test_wrong_examples_are_skipped_when_asked(tmp_path, tokenizer):
 def test_file_without_examples(tmp_path, tokenizer):
     path = tmp_path / "data.jsonl"
     path.write_text("\n\n")
-    with pytest.raises(ValueError, match="it has no example with a token to learn from"):
-        TokenExamples(path, tokenizer, 64)
+    refused(path, tokenizer, "it has no example with a token to learn from")
 
 
 @pytest.mark.parametrize(
