@@ -1,8 +1,8 @@
 """Products with frozen integers as weights: the gradient of the other operand, for which they stay packed."""
 
 import numpy as np
-import onnx
 import pytest
+from differences import build
 from onnx import TensorProto, helper
 
 from opgrad.gradients import gradients
@@ -20,7 +20,6 @@ KINDS = {
 }
 BLOCKS = {"tensor": {}, "rows": {"axis": 0}, "columns": {"axis": 1}}
 BLOCKS |= {f"blocks of {what}": {"axis": axis, "block_size": BLOCK} for axis, what in enumerate(("rows", "columns"))}
-FORMS = ("MatMul", "Gemm", "transposed")
 
 
 def tensor(name, kind, values):
@@ -57,29 +56,31 @@ def quantized(kind, how, shape, zeros):
     return held, floats, given
 
 
-def model_of(nodes, inputs, output, initializers, opset=21):
-    values = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()]
-    graph = helper.make_graph(nodes, "g", values, [helper.make_tensor_value_info(output, FLOAT, None)], initializers)
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+def model_of(body, held, lead=(2, 3), width=WIDTH):
+    """y = p * c, where the body makes p of x."""
+    rows = ", ".join(map(str, lead))
+    ports = f"(float[{rows}, {DEPTH}] x, float[{rows}, {width}] c) => (float[] y)"
+    model = build(f"g {ports} {{ {body} y = Mul (p, c) }}", 21)
+    model.graph.initializer.extend(held)
+    model.ir_version = 10
+    return model
 
 
-def product(kind, how, form, zeros, lead=(2, 3)):
+PRODUCTS = {
+    "MatMul": "p = MatMul ({x}, w)",
+    "Gemm": "p = Gemm <transB = 1, alpha = 0.5> ({x}, w)",
+    "transposed": "t = Transpose <perm = [1, 0]> (w) p = MatMul ({x}, t)",
+}
+
+
+def product(kind, how, form, zeros, before="", x="x"):
     """y = (x @ w) * c, and w in float64."""
-    transposed = form != "MatMul"
-    shape = (WIDTH, DEPTH) if transposed else (DEPTH, WIDTH)
-    held, floats, given = quantized(kind, how, shape, zeros)
-    nodes = [helper.make_node("DequantizeLinear", [each.name for each in held], ["w"], "dequantize", **given)]
-    if form == "Gemm":
-        lead = lead[:1]
-        nodes.append(helper.make_node("Gemm", ["x", "w"], ["p"], "product", transB=1, alpha=0.5))
-    else:
-        nodes += [helper.make_node("Transpose", ["w"], ["t"], "transpose", perm=[1, 0])] if transposed else []
-        nodes.append(helper.make_node("MatMul", ["x", "t" if transposed else "w"], ["p"], "product"))
-    nodes.append(helper.make_node("Mul", ["p", "c"], ["y"], "weigh"))
-    inputs = {"x": (FLOAT, [*lead, DEPTH]), "c": (FLOAT, [*lead, WIDTH])}
+    transposed, lead = form != "MatMul", (2,) if form == "Gemm" else (2, 3)
+    held, floats, given = quantized(kind, how, (WIDTH, DEPTH) if transposed else (DEPTH, WIDTH), zeros)
+    attributes = ", ".join(f"{name} = {value}" for name, value in given.items())
+    unpack = f"w = DequantizeLinear {f'<{attributes}>' if given else ''} ({', '.join(each.name for each in held)})"
     w = (floats.T if transposed else floats) * (0.5 if form == "Gemm" else 1)
-    return model_of(nodes, inputs, "y", held), w, lead
+    return model_of(f"{before} {unpack} {PRODUCTS[form].format(x=x)}", held, lead), w, lead
 
 
 def check(model, w, lead, numbers=lambda x: x):
@@ -105,7 +106,7 @@ def assert_packed(made, weights):
     assert "q_grad" not in read_by(nodes)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", PRODUCTS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", BLOCKS)
 def test_gradients_of_products(kind, how, form):
@@ -116,12 +117,7 @@ def test_gradients_of_products(kind, how, form):
 def test_odd_rows_of_four_bits_are_unpacked():
     """A row begins in the middle of a byte there."""
     held, w, _ = quantized("int4", "tensor", (DEPTH, 7), False)
-    nodes = [
-        helper.make_node("DequantizeLinear", ["q", "scales"], ["w"]),
-        helper.make_node("MatMul", ["x", "w"], ["p"]),
-        helper.make_node("Mul", ["p", "c"], ["y"]),
-    ]
-    made = check(model_of(nodes, {"x": (FLOAT, [3, DEPTH]), "c": (FLOAT, [3, 7])}, "y", held), w, (3,))
+    made = check(model_of("w = DequantizeLinear (q, scales) p = MatMul (x, w)", held, (3,), 7), w, (3,))
     assert "QuantizedMatMulGrad" not in {node.op_type for node in made.graph.node}
 
 
@@ -137,41 +133,23 @@ def test_numbers_of_four_bits_in_fields_of_their_own():
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
 def test_pairs_around_the_other_operand(kind, how):
     """The gradient goes straight through the rounding of x; onnxruntime's integer kernels may compute forward."""
-    model, w, lead = product(kind, how, "MatMul", how == "tensor")
-    pair = [
-        helper.make_node("QuantizeLinear", ["x", "x_scale", "x_zero"], ["x_q"], "quantize"),
-        helper.make_node("DequantizeLinear", ["x_q", "x_scale", "x_zero"], ["x_d"], "dequantize_x"),
-    ]
+    pair = "x_q = QuantizeLinear (x, x_scale, x_zero) x_d = DequantizeLinear (x_q, x_scale, x_zero)"
+    model, w, lead = product(kind, how, "MatMul", how == "tensor", pair, "x_d")
     step = np.float32(2.0**-4)
     model.graph.initializer.append(tensor("x_scale", FLOAT, step))
     model.graph.initializer.append(tensor("x_zero", TensorProto.UINT8, np.array(128)))
-    nodes = [*pair, *map(onnx.NodeProto.FromString, (each.SerializeToString() for each in model.graph.node))]
-    next(node for node in nodes if node.op_type == "MatMul").input[0] = "x_d"
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
     made = check(model, w, lead, lambda x: np.round(x / step) * step)
     assert_packed(made, "w")
 
 
-def dynamic(op, kind, how):
-    held, w, _ = quantized(kind, how, (DEPTH, WIDTH), True)
-    inputs = {"x": (FLOAT, [2, 3, DEPTH]), "c": (FLOAT, [2, 3, WIDTH])}
-    quantize = helper.make_node("DynamicQuantizeLinear", ["x"], ["x_q", "x_scale", "x_zero"], "quantize")
-    if op == "DynamicQuantizeMatMul":
-        nodes = [helper.make_node(op, ["x", "q", "scales", "zeros"], ["p"], op, domain="com.microsoft")]
-    elif op == "MatMulIntegerToFloat":
-        given = ["x_q", "q", "x_scale", "scales", "x_zero", "zeros"]
-        nodes = [quantize, helper.make_node(op, given, ["p"], op, domain="com.microsoft")]
-    else:
-        nodes = [
-            quantize,
-            helper.make_node(op, ["x_q", "q", "x_zero", "zeros"], ["sums"], op),
-            helper.make_node("Cast", ["sums"], ["floats"], "cast", to=FLOAT),
-            helper.make_node("Mul", ["x_scale", "scales"], ["scale"], "scale"),
-            helper.make_node("Mul", ["floats", "scale"], ["p"], "rescale"),
-        ]
-    nodes.append(helper.make_node("Mul", ["p", "c"], ["y"], "weigh"))
-    return model_of(nodes, inputs, "y", held), w, (2, 3)
+QUANTIZE = "x_q, x_scale, x_zero = DynamicQuantizeLinear (x)"
+DYNAMIC = {
+    "MatMulInteger": f"""{QUANTIZE} sums = MatMulInteger (x_q, q, x_zero, zeros) floats = Cast <to = 1> (sums)
+        scale = Mul (x_scale, scales) p = Mul (floats, scale)""",
+    "DynamicQuantizeMatMul": "p = com.microsoft.DynamicQuantizeMatMul (x, q, scales, zeros)",
+    "MatMulIntegerToFloat": f"""{QUANTIZE}
+        p = com.microsoft.MatMulIntegerToFloat (x_q, q, x_scale, scales, x_zero, zeros)""",
+}
 
 
 def rounded(x):
@@ -184,9 +162,10 @@ def rounded(x):
 
 @pytest.mark.parametrize("how", ["tensor", "columns"])
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
-@pytest.mark.parametrize("op", ["MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"])
+@pytest.mark.parametrize("op", DYNAMIC)
 def test_dynamic_quantization(op, kind, how):
-    made = check(*dynamic(op, kind, how), rounded)
+    held, w, _ = quantized(kind, how, (DEPTH, WIDTH), True)
+    made = check(model_of(DYNAMIC[op], held), w, (2, 3), rounded)
     nodes = list(made.graph.node)
     assert [node.op_type for node in nodes].count("QuantizedMatMulGrad") == 1
     assert "DequantizeLinear" not in {node.op_type for node in nodes}

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from artifact_sets import EXAMPLES
-from onnx import TensorProto, helper, numpy_helper
+from differences import build
+from onnx import helper, numpy_helper
 
 from opgrad.cli.inspection import inspect
 from opgrad.onnx.passes.patterns import use_internal_losses
@@ -12,40 +13,28 @@ from opgrad.training import ArtifactSet, Trainer
 from opgrad.training.api import CheckpointState, Module
 from opgrad.training.engine.training_graph import fuse_nodes
 
-FLOAT, DOUBLE, INT64, BOOL = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.BOOL
-MICROSOFT = "com.microsoft"
 SIZES = {"x": (5, 4), "labels": (5,), "w": (4,), "dy": (5, 4), "row": (4,)}
 
 
-def model(*nodes, outputs, kind=FLOAT, one=1.0):
+def model(body, outputs, kind="float", one=1.0):
     """A graph with what the nodes of these tests read; all results are declared."""
-    kinds = {"labels": INT64}
-    inputs = [helper.make_tensor_value_info(name, kinds.get(name, kind), size) for name, size in SIZES.items()]
-    made = [helper.make_tensor_value_info(name, kind, None) for name in outputs]
-    real = helper.tensor_dtype_to_np_dtype(kind)
-    numbers = {"one": one, "zero": 0.0, "two": 2.0}
-    constants = [numpy_helper.from_array(np.array(value, real), name) for name, value in numbers.items()]
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
-    whole = helper.make_graph(list(nodes), "g", inputs, made, constants)
-    return helper.make_model(whole, opset_imports=imports, ir_version=9)
+    kinds = {name: "int64" if name == "labels" else kind for name in SIZES}
+    inputs = ", ".join(f"{kinds[name]}[{', '.join(map(str, size))}] {name}" for name, size in SIZES.items())
+    made, real = ", ".join(f"{kind}[] {name}" for name in outputs), np.float32 if kind == "float" else np.float64
+    return build(f"g ({inputs}) => ({made}) {{ {body} }}", 17, {"one": real(one), "zero": real(0), "two": real(2)})
 
 
-def losses(attributes=None, of_gradient=None, weight=(), outputs=(), extra=(), **others):
+def losses(attributes="", of_gradient=None, weight="", outputs=(), extra="", **others):
     """A loss and its gradient."""
-    forward, backward = ["x", "labels", *weight], ["one", "p", "labels", *weight]
-    given = attributes or {}
-    nodes = [
-        helper.make_node("SoftmaxCrossEntropyLoss", forward, ["loss", "p"], **given),
-        helper.make_node("SoftmaxCrossEntropyLossGrad", backward, ["dx"], domain=MICROSOFT, **(of_gradient or given)),
-        *extra,
-    ]
-    return model(*nodes, outputs=("loss", "dx", *outputs), **others)
+    backward = attributes if of_gradient is None else of_gradient
+    body = f"""loss, p = SoftmaxCrossEntropyLoss {attributes} (x, labels{weight})
+        dx = com.microsoft.SoftmaxCrossEntropyLossGrad {backward} (one, p, labels{weight}) {extra}"""
+    return model(body, ("loss", "dx", *outputs), **others)
 
 
-def choices(*inputs, equal=("x", "row"), **others):
+def choices(inputs, equal="x, row", **others):
     """Where, behind the comparison that makes its mask."""
-    nodes = [helper.make_node("Less", equal, ["mask"]), helper.make_node("Where", inputs, ["dx"])]
-    return model(*nodes, outputs=("dx",), **others)
+    return model(f"mask = Less ({equal}) dx = Where ({inputs})", ("dx",), **others)
 
 
 def run(given):
@@ -63,9 +52,9 @@ def run(given):
     "changed",
     [
         {},
-        {"attributes": {"reduction": "sum", "ignore_index": 2}},
-        {"weight": ("w",), "of_gradient": {"ignore_index": -1}},
-        {"kind": DOUBLE},
+        {"attributes": '<reduction = "sum", ignore_index = 2>'},
+        {"weight": ", w", "of_gradient": "<ignore_index = -1>"},
+        {"kind": "double"},
     ],
 )
 def test_a_loss_and_its_gradient_become_one_node(changed):
@@ -85,10 +74,10 @@ def test_a_loss_and_its_gradient_become_one_node(changed):
     "changed",
     [
         {"outputs": ("p",)},
-        {"outputs": ("z",), "extra": (helper.make_node("Exp", ["p"], ["z"]),)},
+        {"outputs": ("z",), "extra": "z = Exp (p)"},
         {"one": 2.0},
-        {"attributes": {"reduction": "none"}, "of_gradient": {"reduction": "mean"}},
-        {"of_gradient": {"ignore_index": 2}},
+        {"attributes": '<reduction = "none">', "of_gradient": '<reduction = "mean">'},
+        {"of_gradient": "<ignore_index = 2>"},
     ],
 )
 def test_a_loss_stays_whose_gradient_is_another_or_whose_logarithms_are_read(changed):
@@ -98,7 +87,7 @@ def test_a_loss_stays_whose_gradient_is_another_or_whose_logarithms_are_read(cha
 
 
 def test_a_choice_between_values_and_0_becomes_a_gradient_behind_a_mask():
-    changed_model, plain = choices("mask", "dy", "zero"), choices("mask", "dy", "zero")
+    changed_model, plain = choices("mask, dy, zero"), choices("mask, dy, zero")
     assert [each.by for each in fuse_nodes(changed_model)] == ["FakeQuantGrad"]
     (ours,), (theirs,) = run(changed_model), run(plain)
     np.testing.assert_array_equal(ours, theirs)
@@ -108,16 +97,16 @@ def test_a_choice_between_values_and_0_becomes_a_gradient_behind_a_mask():
 @pytest.mark.parametrize(
     ("inputs", "changed"),
     [
-        (("mask", "dy", "two"), {}),
-        (("mask", "zero", "dy"), {}),
-        (("mask", "dy", "x"), {}),
-        (("mask", "row", "zero"), {}),
-        (("mask", "dy", "zero"), {"equal": ("row", "w")}),
-        (("mask", "dy", "zero"), {"kind": DOUBLE}),
+        ("mask, dy, two", {}),
+        ("mask, zero, dy", {}),
+        ("mask, dy, x", {}),
+        ("mask, row, zero", {}),
+        ("mask, dy, zero", {"equal": "row, w"}),
+        ("mask, dy, zero", {"kind": "double"}),
     ],
 )
 def test_other_choices_stay(inputs, changed):
-    changed_model, plain = choices(*inputs, **changed), choices(*inputs, **changed)
+    changed_model, plain = choices(inputs, **changed), choices(inputs, **changed)
     assert fuse_nodes(changed_model) == []
     assert changed_model == plain
 

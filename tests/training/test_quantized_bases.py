@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from command import cli, succeeds
 from onnx import TensorProto, helper, numpy_helper, parser
-from small_models import normal, set_of
+from small_models import build, normal, set_of
 
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnxruntime import exact_products
@@ -32,28 +32,17 @@ def models(kind):
     scales = (random.uniform(0.5, 1.5, (DEPTH // BLOCK, WIDTH)) / high).astype(np.float32)
     zeros = random.integers(low // 2, high // 2 + 1, scales.shape)
     w = ((q - np.repeat(zeros, BLOCK, 0)) * np.repeat(scales, BLOCK, 0)).astype(np.float32)
-    stored = [
-        helper.make_tensor(name, number, each.shape, each.reshape(-1)) for name, each in (("q", q), ("zeros", zeros))
-    ]
-    stored.append(numpy_helper.from_array(scales, "scales"))
-    unpack = helper.make_node("DequantizeLinear", ["q", "scales", "zeros"], ["w"], "unpack", axis=0, block_size=BLOCK)
-    floats = [numpy_helper.from_array(each, name) for name, each in normal(a=(16, DEPTH), b=(WIDTH, 3)).items()]
+    integers = {"q": q, "zeros": zeros}
+    stored = [helper.make_tensor(name, number, each.shape, each.reshape(-1)) for name, each in integers.items()]
+    unpack = f"w = DequantizeLinear <axis = 0, block_size = {BLOCK}> (q, scales, zeros)"
+    floats = normal(a=(16, DEPTH), b=(WIDTH, 3))
     found = []
-    for nodes, held in (([unpack], stored), ([], [numpy_helper.from_array(w, "w")])):
-        graph = helper.make_graph(
-            [
-                *nodes,
-                helper.make_node("MatMul", ["x", "a"], ["h"], "first"),
-                helper.make_node("MatMul", ["h", "w"], ["p"], "second"),
-                helper.make_node("Tanh", ["p"], ["t"], "tanh"),
-                helper.make_node("MatMul", ["t", "b"], ["y"], "third"),
-            ],
-            "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 16])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
-            [*held, *floats],
-        )
-        found.append(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    for first, held, more in ((unpack, {"scales": scales}, stored), ("", {"w": w}, [])):
+        body = f"{first} h = MatMul (x, a) p = MatMul (h, w) t = Tanh (p) y = MatMul (t, b)"
+        model = build(f"g (float[n, 16] x) => (float[n, 3] y) {{ {body} }}", {**held, **floats}, 21)
+        model.graph.initializer.extend(more)
+        model.ir_version = 10
+        found.append(model)
     return found
 
 
