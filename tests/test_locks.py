@@ -35,20 +35,24 @@ def in_child(function):
         os._exit(not function())
     return child
 
-def went_well(child):
-    return os.waitpid(child, 0)[1] == 0
+def in_children_while(other, function, pause=0.05):  # while another thread runs `other`
+    thread, children = threading.Thread(target=other), []
+    thread.start()
+    while thread.is_alive():
+        time.sleep(pause)
+        children.append(in_child(function))
+    return children
+
+def all_went_well(children):
+    return all([os.waitpid(child, 0)[1] == 0 for child in children])
 """
 
 COMPILING = """
-thread = threading.Thread(target=lambda: opgrad.relu(x))
-thread.start()
-children = []
-while thread.is_alive():  # modules are imported, then Numba, then the kernel is compiled
-    time.sleep(0.05)
-    children.append(in_child(lambda: np.array_equal(opgrad.relu(x), np.maximum(x, 0))))
-thread.join()
+def right():  # modules are imported, then Numba, then the kernel is compiled
+    return np.array_equal(opgrad.relu(x), np.maximum(x, 0))
+children = in_children_while(lambda: opgrad.relu(x), right)
 children.append(in_child(lambda: np.array_equal(opgrad.relu_grad(x, x), np.where(x > 0, x, 0))))
-print(all([went_well(child) for child in children]))
+print(all_went_well(children))
 """
 
 
@@ -67,7 +71,6 @@ locks = [settling, global_compiler_lock, llvm.ffi.lib._lock]
 def hold():
     for lock in locks:
         lock.__enter__()
-        held.set()
         time.sleep(0.2)
         lock.__exit__(None, None, None)
 
@@ -77,18 +80,11 @@ def take():
         lock.__exit__(None, None, None)
     return True
 
-held = threading.Event()
-thread = threading.Thread(target=hold)
-thread.start()
-held.wait()
-children = []
-while thread.is_alive():
-    children.append(in_child(take))
-    time.sleep(0.01)
+children = in_children_while(hold, take, 0.01)
 with settling:  # a thread that forks under the lock has it in the child, too
     children.append(in_child(take))
 take()
-print(all([went_well(child) for child in children]))
+print(all_went_well(children))
 """
 
 
@@ -100,13 +96,9 @@ def test_a_child_finds_every_lock_free():
 REGISTERING = """
 import onnxruntime
 from opgrad.onnxruntime import register
-thread = threading.Thread(target=lambda: register(onnxruntime.SessionOptions()))
-thread.start()
-children = []
-while thread.is_alive():
-    children.append(in_child(lambda: register(onnxruntime.SessionOptions()) is None))
-    time.sleep(0.05)
-print(all([went_well(child) for child in children]))
+def registers():
+    return register(onnxruntime.SessionOptions()) is None
+print(all_went_well(in_children_while(registers, registers)))
 """
 
 

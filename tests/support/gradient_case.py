@@ -10,6 +10,21 @@ MICROSOFT = "com.microsoft"
 NEWEST = onnx.defs.onnx_opset_version()
 
 
+def alone(case, results, imports, constants=(), ir_version=8):
+    """A model of a case's node alone, whose inputs are what feeds it, and constants."""
+    names = ["" if array is None else f"x{place}" for place, array in enumerate(case.arrays)]
+    made = [f"y{place}" for place in range(case.outputs)]
+    node = helper.make_node(case.op, names, made, domain=case.domain, **case.attributes)
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in case.feeds.items()
+    ]
+    outputs = [onnx.ValueInfoProto(name=each) for each in made[:results]]
+    graph = helper.make_graph([node], "graph", inputs, outputs, constants)
+    opsets = [helper.make_opsetid(*each) for each in imports.items()]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
+
+
 @dataclass(frozen=True)
 class Case:
     """A node in one opset.
@@ -36,18 +51,8 @@ class Case:
         return {f"x{place}": array for place, array in enumerate(self.arrays) if array is not None}
 
     def model(self):
-        """A model of this node alone, in float64."""
-        names = ["" if array is None else f"x{place}" for place, array in enumerate(self.arrays)]
-        results = [f"y{place}" for place in range(self.outputs)]
-        node = helper.make_node(self.op, names, results, domain=self.domain, **self.attributes)
-        inputs = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            for name, array in self.feeds.items()
-        ]
-        outputs = [onnx.ValueInfoProto(name=results[0])]
-        imports = [helper.make_opsetid("", self.opset), helper.make_opsetid(MICROSOFT, 1)]
-        graph = helper.make_graph([node], "graph", inputs, outputs)
-        return helper.make_model(graph, opset_imports=imports, ir_version=8)
+        """A model of this node alone, in float64, with its first output."""
+        return alone(self, 1, {"": self.opset, MICROSOFT: 1})
 
 
 def numbers(*shape, low=-2.0, high=2.0, seed=0):

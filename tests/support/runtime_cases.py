@@ -11,12 +11,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from gradient_case import MICROSOFT, alone
 from onnx import helper
 
 from opgrad.gradients import gradients
 from opgrad.onnxruntime import lower
 
-MICROSOFT = "com.microsoft"
 NARROW = {np.dtype("float16"): 2.0**-10, np.dtype("float32"): 2.0**-22, np.dtype(ml_dtypes.bfloat16): 2.0**-7}
 
 
@@ -53,20 +53,8 @@ class RuntimeCase:
 
     def model(self):
         """The operator alone."""
-        names = ["" if array is None else f"x{place}" for place, array in enumerate(self.arrays)]
-        results = [f"y{place}" for place in range(self.outputs)]
-        node = helper.make_node(self.op, names, results, domain=self.domain, **self.attributes)
-        inputs = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            for name, array in self.feeds.items()
-        ]
-        outputs = [onnx.ValueInfoProto(name=each) for each in results]
         constants = [onnx.numpy_helper.from_array(self.arrays[place], f"x{place}") for place in self.constants]
-        domains = {"": self.opset, MICROSOFT: 1, "ai.onnx.ml": 3}
-        imports = [helper.make_opsetid(*each) for each in domains.items()]
-        return helper.make_model(
-            helper.make_graph([node], "graph", inputs, outputs, constants), opset_imports=imports, ir_version=10
-        )
+        return alone(self, self.outputs, {"": self.opset, MICROSOFT: 1, "ai.onnx.ml": 3}, constants, 10)
 
 
 def added_to(cases, terms=16):
