@@ -29,7 +29,7 @@ def call_at_once(count, function):
     for thread in threads:
         thread.join(TIMEOUT)
     assert not any(thread.is_alive() for thread in threads)
-    assert not failed
+    assert not failed, failed
 
 
 def functions_met(function, *args, **kwargs):
