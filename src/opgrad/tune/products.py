@@ -25,6 +25,7 @@ BETWEEN = (
     *("MRotaryEmbedding", "Where", "Sqrt", *ROUNDING),
 )
 MOVING = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", *ROUNDING)
+SINKS = ("Concat", "Sub", "Slice")  # how a score that takes probability from the others stands behind them
 ACTIVATIONS = ("Sigmoid", "Gelu", "FastGelu", "QuickGelu", "Relu", "Silu", "Swish", "Tanh", "Erf", "BiasGelu")
 # In a perceptron.
 ELEMENTWISE = (*ACTIVATIONS, "Mul", "Add", "Div", "Cast", "Pow", "Identity", "Split", "Slice", *ROUNDING)
@@ -100,12 +101,16 @@ class _ProductSearch:
         before = {name for _, operands in mixers for each in operands for name in self._before(each)}
         following = self._following({id(node) for node, _ in mixers})
         count, weights = max(following.values(), default=0), Counter(each.weight for each in self._found.values())
+        # Names of weights begin with a module that is in no path where others call its parts instead of itself.
+        named = [each for each in self._found.values() if each.weight.endswith(f".{each.module}.weight")]
+        paths = {each.module.partition(".")[0]: each.weight.removesuffix(f"{each.module}.weight") for each in named}
         for name, found in self._found.items():
             role = roles.get(name, "other")
             layer = count - following.get(name, 0) - (name not in before)
             outside = role in ("head", "embedding") or not mixers
             layer, shared = -1 if outside else layer, weights[found.weight] > 1
-            yield replace(found, role=role, layer=layer, parts=self._parts.get(name, ()), shared=shared)
+            module = paths.get(found.module.partition(".")[0], "") + found.module
+            yield replace(found, role=role, layer=layer, parts=self._parts.get(name, ()), shared=shared, module=module)
 
     # --- single products ---
 
@@ -179,8 +184,7 @@ class _ProductSearch:
             return (sizes[1], sizes[0]) if given.get("group", 1) == 1 and sizes[2:] == [1, 1] else None
         if given.get("transA", 0) or given.get("transBatchA", 0) or given.get("transBatchB", 0):
             return None
-        turned = given.get("transB", 0)
-        return (sizes[1], sizes[0]) if turned else (sizes[0], sizes[1])
+        return (sizes[1], sizes[0]) if given.get("transB", 0) else (sizes[0], sizes[1])
 
     def _is_lookup(self, node: onnx.NodeProto) -> bool:
         return node.input[1] == self._tokens or self._tokens in self._graph.before(node.input[1])
@@ -200,7 +204,7 @@ class _ProductSearch:
 
     def _scores(self, name: str) -> onnx.NodeProto | None:
         """The product of queries and keys behind whose softmax a value stands."""
-        softmax, steps = False, ("Softmax", "Add", "Mul", "Div", "Tanh", "Where", "Dropout", *MOVING, "Cast")
+        softmax, steps = False, ("Softmax", "Add", "Mul", "Div", "Tanh", "Where", "Dropout", *MOVING, "Cast", *SINKS)
         for _ in range(24):
             node = self._graph.producers.get(name)
             if node is None:
@@ -276,9 +280,9 @@ class _ProductSearch:
     def _behind(self, name: str) -> list[str]:
         """The result of the product that reads the result of attention, perhaps reshaped."""
         for _ in range(12):
-            readers = self._graph.readers.get(name, [])
             if found := [each.output for each in self._found.values() if each.input == name and each.op not in TABLES]:
                 return found[:1]
+            readers = self._graph.readers.get(name, [])
             moved = [node for node in readers if node.op_type in (*MOVING, "Cast", "Mul")]
             if len(moved) != 1:
                 return []
@@ -299,12 +303,10 @@ class _ProductSearch:
         for name, product in self._found.items():
             if name in roles:
                 continue
-            before = [
-                each for each in self._before(product.input, ELEMENTWISE) if roles.get(each, "gate") in ("gate", "up")
-            ]
-            if any(roles.get(each) == "gate" for each in before):
+            nearest = self._before(product.input, ELEMENTWISE)
+            before = [each for each in nearest if roles.get(each, "gate") in ("gate", "up")]
+            if gates := [each for each in before if roles.get(each) == "gate"]:
                 roles[name] = "down"
-                gates = [each for each in before if roles.get(each) == "gate"]
                 roles |= {each: "up" for each in before if each not in gates}
                 if len(before) == 1:
                     roles[before[0]] = "up"  # an activation without a gate

@@ -16,7 +16,7 @@ from opgrad.training.engine.trainer import Trainer
 from opgrad.training.files.tensor_values import array_of
 from opgrad.tune import Tuner
 from opgrad.tune.language_model import read
-from opgrad.tune.lora import Lora, choose, experts_note
+from opgrad.tune.lora import Lora, choose, experts_note, module_of
 
 SIZE = 5 + len(WORDS)
 
@@ -185,6 +185,17 @@ def changed(tmp_path, write, **given):
     write(model.graph)
     onnx.save(model, tmp_path / "model.onnx")
     return read(tmp_path / "model.onnx")
+
+
+def test_paths_of_nodes_lack_a_module_whose_parts_are_called(tmp_path):
+    def call_parts(graph):
+        for node in graph.node:
+            node.name = node.name.replace("/model/", "/", 1)
+            node.input[:] = ["onnx::MatMul_7" if "1.self_attn.q_proj" in name else name for name in node.input]
+        next(each for each in graph.initializer if "1.self_attn.q_proj" in each.name).name = "onnx::MatMul_7"
+
+    names = {module_of(each) for each in changed(tmp_path, call_parts).products}
+    assert {f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)} | {"lm_head"} <= names
 
 
 def test_softcap_of_scores(tmp_path):
