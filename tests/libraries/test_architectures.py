@@ -1,4 +1,4 @@
-"""Architectures that the installed onnxruntime-genai's builder writes, in each precision.
+"""Architectures that the installed onnxruntime-genai's builder writes, in each precision, or other exporters.
 
 Small random models are inspected, trained, run by the stock runtime, onnxruntime-genai and PEFT, and merged.
 """
@@ -8,10 +8,14 @@ import inspect
 import io
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,7 +23,9 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 pytest.importorskip("onnx_ir")
 pytest.importorskip("onnxruntime_genai")
-import onnxruntime  # noqa: E402
+import encoders  # noqa: E402
+import language_models  # noqa: E402
+import optimum_models  # noqa: E402
 import small_causal_models  # noqa: E402
 from language_models import TEMPLATE, make_tokenizer, write_lines  # noqa: E402
 from onnxruntime_genai.models import builder  # noqa: E402
@@ -30,6 +36,8 @@ from opgrad.cli.app import app  # noqa: E402
 from opgrad.tune import Tuner, adapted_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of other libraries
+# A folder with optimum-onnx and transformers 4, of which this process has a later release.
+OPTIMUM = os.path.abspath(os.environ["OPTIMUM"]) if os.environ.get("OPTIMUM") else ""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "start" / "tune.md"
 # Kernels of attention take heads of multiples of 16 numbers, half of which may be turned by their places.
 SIZES = {
@@ -42,40 +50,27 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
 PARTIAL = {**ROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
 # By the class of transformers, what the configuration of the text's part has beside the sizes.
 ARCHITECTURES = {
-    "Ernie4_5ForCausalLM": {},
-    "GemmaForCausalLM": {},
-    "Gemma2ForCausalLM": {},
-    "Gemma3ForCausalLM": {},
-    "Gemma3ForConditionalGeneration": {},
-    "GptOssForCausalLM": {},
-    "GraniteForCausalLM": {},
+    **dict.fromkeys(
+        f"{name}ForCausalLM"
+        for name in (
+            *("Ernie4_5", "Gemma", "Gemma2", "Gemma3", "GptOss", "Granite", "HunYuanDenseV1", "Llama", "Mistral"),
+            *("Olmo", "Phi3", "Qwen2", "Qwen3", "SmolLM3"),
+        )
+    ),
+    **dict.fromkeys(f"{name}ForConditionalGeneration" for name in ("Gemma3", "Lfm2Vl", "Mistral3")),
     "GraniteMoeHybridForCausalLM": {
-        "layer_types": ["full_attention"] * 2,
-        "mamba_n_heads": 8,
-        "mamba_d_head": 32,
-        "num_local_experts": 0,
+        "layer_types": ["full_attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 32, "num_local_experts": 0,
         "position_embedding_type": "rope",
     },
-    "HunYuanDenseV1ForCausalLM": {},
     "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"]},
     "Lfm2MoeForCausalLM": {"layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
-    "Lfm2VlForConditionalGeneration": {},
-    "LlamaForCausalLM": {},
-    "MistralForCausalLM": {},
-    "Mistral3ForConditionalGeneration": {},
     # The builder takes 1e-6 where it does not know the name of the norms' epsilon.
     "NemotronForCausalLM": {"norm_eps": 1e-6},
-    "OlmoForCausalLM": {},
     "PhiForCausalLM": {"layer_norm_eps": 1e-6},
-    "Phi3ForCausalLM": {},
-    "Qwen2ForCausalLM": {},
     "Qwen2_5_VLForConditionalGeneration": {"rope_parameters": {**ROPE, "mrope_section": [4, 6, 6]}},
-    "Qwen3ForCausalLM": {},
     "Qwen3VLForConditionalGeneration": {"rope_parameters": {**ROPE, "mrope_section": [6, 5, 5]}},
-    "Qwen3_5ForConditionalGeneration": {"rope_parameters": PARTIAL},
-    "Qwen3_5MoeForConditionalGeneration": {"rope_parameters": PARTIAL},
-    "SmolLM3ForCausalLM": {},
-}
+    **{f"Qwen3_5{kind}ForConditionalGeneration": {"rope_parameters": PARTIAL} for kind in ("", "Moe")},
+}  # fmt: skip
 # How far the builder's graphs are from transformers: Gemma's root of the width is rounded, OLMo's epsilon is not known.
 NEAR = {"GemmaForCausalLM": 0.01, "OlmoForCausalLM": 0.5, "Qwen3_5MoeForConditionalGeneration": 0.01}
 # Attention alone has adapters: PEFT has none for routers.
@@ -93,17 +88,13 @@ TOKENS = np.random.default_rng(0).integers(5, 25, (1, 7))
 
 
 def small_model(architecture: str) -> "torch.nn.Module":
-    kind = getattr(transformers, architecture)
+    kind, text = getattr(transformers, architecture), ARCHITECTURES.get(architecture) or {}
     for change in small_causal_models.CHANGES:
         with contextlib.suppress(Exception):
-            own = {
-                **small_causal_models.OWN.get(architecture, {}),
-                "head_dim": SIZES["head_dim"],
-                **ARCHITECTURES.get(architecture, {}),
-            }
+            own = small_causal_models.OWN.get(architecture, {}) | {"head_dim": SIZES["head_dim"]} | text
             own = {name: value for name, value in own.items() if hasattr(kind.config_class(), name)}
             configuration = kind.config_class(**small_causal_models.given(kind.config_class, SIZES | change) | own)
-            for name, value in ARCHITECTURES.get(architecture, {}).items():
+            for name, value in text.items():
                 setattr(configuration.get_text_config(), name, value)
             torch.manual_seed(0)
             model = kind(configuration)
@@ -111,6 +102,12 @@ def small_model(architecture: str) -> "torch.nn.Module":
                 each.data *= 2 if each.ndim > 1 else 1  # so that scores differ by more than rounding
             return model
     raise ValueError(architecture)
+
+
+def write_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(make_tokenizer())
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "unk_token": "<unk>"}))
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +119,7 @@ def originals(tmp_path_factory):
         if architecture not in made:
             folder = tmp_path_factory.mktemp(architecture)
             small_model(architecture).save_pretrained(folder)
-            (folder / "tokenizer.json").write_text(make_tokenizer())
-            config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": TEMPLATE}
-            (folder / "tokenizer_config.json").write_text(json.dumps({**config, "unk_token": "<unk>"}))
+            write_tokenizer(folder)
             made[architecture] = folder
         return made[architecture]
 
@@ -136,14 +131,8 @@ def build(original: Path, precision: str, output: Path) -> Path:
     logging.disable(logging.WARNING)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            what = (
-                "",
-                str(original),
-                str(output),
-                precision,
-                "cuda" if precision in HALVES else "cpu",
-                str(output / "cache"),
-            )
+            device = "cuda" if precision in HALVES else "cpu"
+            what = "", str(original), str(output), precision, device, str(output / "cache")
             options = builder.parse_extra_options(*what, [])
             _before_transformers_5(options["hf_details"]["hf_config"])
             builder.create_model(*what, **options)
@@ -162,30 +151,23 @@ def _before_transformers_5(config) -> None:
 
 def scores(model: Path, adapter: Path | None = None) -> np.ndarray:
     """The stock runtime's scores of some tokens."""
-    options, run = onnxruntime.SessionOptions(), onnxruntime.RunOptions()
-    options.log_severity_level = 4
-    if adapter is not None:
-        held = onnxruntime.LoraAdapter()
-        held.Load(str(adapter))
-        run.add_active_adapter(held)
-    session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
-    feeds = {"input_ids": TOKENS, "attention_mask": np.ones_like(TOKENS)}
-    sizes = {
-        "batch_size": 1,
-        "past_sequence_length": 0,
-        "past_sliding_length": 0,
-        "kv_cache_dim": SIZES["head_dim"],
-        "sequence_length": 7,
-    }
-    for each in session.get_inputs():
-        shape = [sizes.get(size, size) for size in each.shape]
+    given, sizes = {}, {"batch_size": 1, "sequence_length": 7, "kv_cache_dim": SIZES["head_dim"]}
+    sizes |= dict.fromkeys(("past_sequence_length", "past_sliding_length"), 0)
+    for each in onnx.load(model, load_external_data=False).graph.input:
+        kind = each.type.tensor_type
+        shape = [sizes.get(axis.dim_param, axis.dim_value) for axis in kind.shape.dim]
         if "position" in each.name:
-            feeds[each.name] = np.broadcast_to(np.arange(7), shape).copy()
+            given[each.name] = np.broadcast_to(np.arange(7), shape)
+        elif each.name == "attention_mask":
+            given[each.name] = np.ones_like(TOKENS)
         elif each.name.startswith("past"):
-            feeds[each.name] = np.zeros(shape, np.float16 if "float16" in each.type else np.float32)
-    given = {each.name for each in session.get_inputs()}
-    feeds = {name: array for name, array in feeds.items() if name in given}
-    return session.run(["logits"], feeds, run)[0].astype(np.float32)
+            given[each.name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    return language_models.scores(model, TOKENS, given, adapter).astype(np.float32)
+
+
+def scores_in_torch(model: "torch.nn.Module") -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor(TOKENS)).logits.numpy()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -217,29 +199,27 @@ def test_architecture(tmp_path, originals, architecture, precision):
     if architecture != "Qwen2_5_VLForConditionalGeneration":  # to which genai gives other places than transformers
         assert tuner.adapted.tokenizer.decode(with_genai) == written
     tuner.merge(tmp_path / "merged")
-    if "past_sliding_length" in (folder / "model.onnx").read_text(
-        "latin1"
-    ):  # onnxruntime-genai alone keeps such caches
+    if b"past_sliding_length" in (folder / "model.onnx").read_bytes():  # onnxruntime-genai alone keeps such caches
         return
     found, near = scores(tmp_path / "tuned" / "model.onnx", adapter), 1e-4 if precision == "fp32" else 0.5
     np.testing.assert_allclose(scores(tmp_path / "merged" / "model.onnx"), found, atol=near)
     assert np.abs(found - scores(folder / "model.onnx")).max() > near
     if precision == "fp32":
-        kind = getattr(transformers, architecture)
-        with torch.no_grad():
-            model = PeftModel.from_pretrained(kind.from_pretrained(originals(architecture)), tmp_path / "tuned").eval()
-            np.testing.assert_allclose(
-                model(torch.tensor(TOKENS)).logits.numpy(), found, atol=NEAR.get(architecture, 1e-3)
-            )
+        original = getattr(transformers, architecture).from_pretrained(originals(architecture))
+        theirs = scores_in_torch(PeftModel.from_pretrained(original, tmp_path / "tuned").eval())
+        np.testing.assert_allclose(theirs, found, atol=NEAR.get(architecture, 1e-3))
 
 
 def test_every_architecture_of_the_builder_has_a_state():
     """docs/start/tune.md names all of them, and says of those here that they train."""
     named = set(re.findall(r'architectures\[0\] == "(\w+)"', inspect.getsource(builder)))
-    rows = re.findall(r"^\| (`(?:\w+For|ChatGLM).*?) \| (.*) \|$", DOCUMENT.read_text(encoding="utf-8"), re.M)
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`(?:\w+For|ChatGLM).*?) \| (.*) \|$", text, re.M)
     states = {name: state for names, state in rows for name in re.findall(r"`(\w+)`", names)}
     assert named == states.keys()
     assert {name for name, state in states.items() if "trains" in state} == ARCHITECTURES.keys()
+    decoders = re.search(r"^\| optimum-onnx .* \| (.*) \|$", text, re.M)[1]
+    assert re.sub("[- ]", "", decoders).lower().split(",") == [each.lower() for each in optimum_models.DECODERS]
 
 
 class Exported(torch.nn.Module):
@@ -253,33 +233,92 @@ class Exported(torch.nn.Module):
         return self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
 
 
+def check_exported(tmp_path: Path, folder: Path, model: "torch.nn.Module") -> None:
+    """What an exporter wrote of a model is inspected, trained as by PEFT, read back, run and merged."""
+    write_tokenizer(folder)
+    result = CliRunner().invoke(app, ["inspect", str(folder)])
+    assert "adapters" in result.output, result.output
+    tuner, data = Tuner(folder, lora="rank=4"), write_lines(tmp_path / "data.jsonl", LINES)
+    assert not tuner.adapted.base.unreached
+    assert {each.product.layer for each in tuner.adapters} == {0, 1}
+    tuner.save(tmp_path / "begun")
+    given = {"epochs": 10, "batch_size": len(LINES), "learning_rate": 1e-2, "schedule": "constant", "clip_norm": None}
+    run = tuner.fit(data, tmp_path / "tuned", **given)
+    rows = tuner.adapted.task.rows(tuner.adapted, tuner.adapted.examples(data), len(LINES))
+    tokens, labels, *_ = (torch.tensor(each) for each in rows.take(np.arange(len(LINES))).arrays.values())
+    np.testing.assert_allclose(scores(folder / "model.onnx"), scores_in_torch(model), atol=1e-4)
+    found = scores(tmp_path / "tuned" / "model.onnx", tmp_path / "tuned" / "adapter.onnx_adapter")
+    tuned = PeftModel.from_pretrained(model, tmp_path / "tuned").eval()
+    np.testing.assert_allclose(scores_in_torch(tuned), found, atol=1e-4)
+    # Adapters of modules that are one there stand in blocks of its B, beside which PEFT would train zeros, too.
+    blocks = {name: each.data != 0 for name, each in tuned.named_parameters() if "lora_B" in name}
+    peft = PeftModel.from_pretrained(tuned.unload(), tmp_path / "begun", is_trainable=True)
+    for name, block in blocks.items():
+        peft.get_parameter(name).register_hook(block.mul)
+    optimizer, losses = torch.optim.AdamW(peft.parameters(), given["learning_rate"], weight_decay=0), []
+    for _ in range(given["epochs"]):
+        loss = torch.nn.functional.cross_entropy(peft(tokens).logits.flatten(0, 1), labels.flatten())
+        losses.append(encoders.step_in_torch(optimizer, loss))
+    assert losses[-1] < losses[0] - 0.01
+    np.testing.assert_allclose(np.concatenate(run.batch_losses), losses, atol=1e-5)
+    again = Tuner(folder, adapter=tmp_path / "tuned")
+    assert again.values.keys() == tuner.values.keys()
+    assert again.write("what is red ?", max_new_tokens=6) == tuner.write("what is red ?", max_new_tokens=6)
+    again.merge(tmp_path / "merged")
+    np.testing.assert_allclose(scores(tmp_path / "merged" / "model.onnx"), found, atol=1e-4)
+
+
 @pytest.mark.one_case  # half a minute each
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "PhiForCausalLM", "GPT2LMHeadModel"])
-def test_exported_by_torch(tmp_path, architecture):
+@pytest.mark.parametrize("name", ["Llama", "Gemma2", "Gemma3", "Phi", "Qwen3", "GPT2"])
+def test_exported_by_torch(tmp_path, name):
     pytest.importorskip("onnxscript")
     any_size = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
     names, tokens = ("input_ids", "attention_mask"), torch.tensor(TOKENS).repeat(2, 1)
-    model, folder = small_model(architecture).eval(), tmp_path / "model"
+    model, folder = small_model(optimum_models.class_of(name)).eval(), tmp_path / "model"
     folder.mkdir()
     given = {"dynamic_shapes": dict.fromkeys(names, any_size), "input_names": names, "output_names": ["logits"]}
     args = (tokens, torch.ones_like(tokens))
     torch.onnx.export(Exported(model), args, folder / "model.onnx", dynamo=True, verbose=False, **given)
-    (folder / "tokenizer.json").write_text(make_tokenizer())
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}))
-    tuner = Tuner(folder, lora="rank=4")
-    assert sorted(each.product.layer for each in tuner.adapters) == [0] * 4 + [1] * 4  # q, k, v, o
-    data = write_lines(tmp_path / "data.jsonl", LINES)
-    losses = tuner.fit(data, tmp_path / "tuned", epochs=4, batch_size=4, learning_rate=2e-2).state.history
-    assert losses[-1].train_loss < losses[0].train_loss
-    with_mask = {"input_ids": TOKENS, "attention_mask": np.ones_like(TOKENS)}
-    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-    with torch.no_grad():
-        expected = model(torch.tensor(TOKENS)).logits.numpy()
-    np.testing.assert_allclose(session.run(["logits"], with_mask)[0], expected, atol=1e-3)
-    found = scores(tmp_path / "tuned" / "model.onnx", tmp_path / "tuned" / "adapter.onnx_adapter")
-    with torch.no_grad():  # GPT-2's q, k and v are one module
-        tuned = PeftModel.from_pretrained(model, tmp_path / "tuned").eval()(torch.tensor(TOKENS)).logits.numpy()
-    np.testing.assert_allclose(tuned, found, atol=1e-3)
-    assert np.abs(found - expected).max() > 1e-3
-    again = Tuner(folder, adapter=tmp_path / "tuned")
-    assert again.values.keys() == tuner.values.keys()
+    check_exported(tmp_path, folder, model)
+
+
+@pytest.fixture(scope="module")
+def by_optimum(request, tmp_path_factory):
+    """A folder with the models that the tests of this run ask for, exported in a process of its own."""
+    if not OPTIMUM:
+        pytest.skip("optimum-onnx is not installed: OPTIMUM names no folder that has it")
+    names = {each.callspec.params["name"] for each in request.session.items if "by_optimum" in each.fixturenames}
+    words = [sys.executable, optimum_models.__file__, tmp_path_factory.mktemp("optimum"), *sorted(names)]
+    subprocess.run(words, env=os.environ | {"PYTHONPATH": OPTIMUM}, check=True)
+    return words[2]
+
+
+@pytest.mark.few_cases(3)
+@pytest.mark.parametrize("name", optimum_models.DECODERS)
+def test_exported_by_optimum(tmp_path, by_optimum, name):
+    check_exported(
+        tmp_path, by_optimum / name, transformers.AutoModelForCausalLM.from_pretrained(by_optimum / name).eval()
+    )
+
+
+@pytest.mark.few_cases(3)
+@pytest.mark.parametrize("name", optimum_models.ENCODERS)
+def test_encoder_exported_by_optimum(tmp_path, by_optimum, name):
+    folder, task = by_optimum / name, "embed, pooling=mean"
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    (folder / "tokenizer.json").write_text(encoders.tokenizer().to_str())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
+    assert CliRunner().invoke(app, ["inspect", str(folder)]).exit_code == 0
+    data, whole = write_lines(tmp_path / "data.jsonl", encoders.pairs()), Tuner(folder, train="*", task=task)
+
+    def hidden(tokens, mask, types):
+        return model(input_ids=tokens, attention_mask=mask).last_hidden_state
+
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0)
+    np.testing.assert_allclose(*encoders.losses_beside_torch(whole, data, hidden, optimizer, 10), atol=1e-5)
+    tuner = Tuner(folder, task=task, lora="rank=4")
+    history = tuner.fit(data, tmp_path / "tuned", epochs=2, learning_rate=1e-2).state.history
+    assert history[1].train_loss < history[0].train_loss
+    rows = tuner.adapted.task.rows(tuner.adapted, tuner.adapted.examples(data), 16)
+    given, vectors = encoders.stock_vectors(tmp_path / "tuned" / "model.onnx", rows)
+    np.testing.assert_allclose(vectors, tuner.adapted.computing()(given), atol=1e-5)

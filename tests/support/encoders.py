@@ -6,14 +6,18 @@ import io
 import json
 import warnings
 
+import numpy as np
+import onnxruntime
 import tokenizers
 import torch
+from runtime_cases import exact_options
 from torch import nn
 
 WORDS = ["the", "cat", "dog", "bird", "fish", "sees", "likes", "eats", "a", "red", "blue", "small", "big", "tree"]
 WORDS += ["house", "water", ".", "hello", "what", "is", "who", "are", "you"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WIDTH, HEADS, LONGEST = 32, 4, 64
+NOUNS, COLOURS = "cat dog bird fish tree house water".split(), "red blue small big".split()  # noqa: SIM905
 
 
 class Attention(nn.Module):
@@ -110,3 +114,75 @@ def make_encoder(folder, pooling="mean", labels=(), seed=0, layers=1):
             json.dumps({each: name == pooling for name, each in mode.items()})
         )
     return copy.deepcopy(encoder)
+
+
+def pairs(count=96, negatives=1):
+    """Questions, each with a sentence of the same thing, and others."""
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        noun, other, colour = generator.choice(NOUNS), generator.choice(NOUNS), generator.choice(COLOURS)
+        row = {"anchor": f"what is {colour} {noun}", "positive": f"the {noun} likes a {colour} {other} ."}
+        found.append(row | {f"negative_{place}": f"the {generator.choice(NOUNS)} eats" for place in range(negatives)})
+    return found
+
+
+def vectors_in_torch(encoder, tokenizer, texts, pooling):
+    """The vectors of texts of a column, padded to its longest."""
+    rows = [tokenizer.encode(each).ids for each in texts]
+    length = max(map(len, rows))
+    ids = torch.tensor([each + [0] * (length - len(each)) for each in rows])
+    mask = torch.tensor([[1] * len(each) + [0] * (length - len(each)) for each in rows])
+    hidden, counted = encoder(ids, mask, torch.zeros_like(ids)), mask[:, :, None]
+    if pooling == "mean":
+        return (hidden * counted).sum(1) / counted.sum(1)
+    return hidden[:, 0] if pooling == "cls" else hidden[torch.arange(len(rows)), mask.sum(1) - 1]
+
+
+def loss_in_torch(columns, sizes, temperature):
+    """MultipleNegativesRankingLoss, and MatryoshkaLoss around it."""
+    total = 0
+    for size in sizes:
+        first, *others = [nn.functional.normalize(each[:, :size]) for each in columns]
+        scores = first @ torch.cat(others).T / temperature
+        total = total + nn.functional.cross_entropy(scores, torch.arange(len(first))) / len(sizes)
+    return total
+
+
+def step_in_torch(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def session_options():
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return options
+
+
+def stock_vectors(file, rows):
+    """The vectors of stock onnxruntime for the first texts of rows, by mean pooling."""
+    given = {name: array for name, array in rows.take(np.arange(8)).arrays.items() if name in rows.inputs}
+    hidden = onnxruntime.InferenceSession(file, exact_options(), ["CPUExecutionProvider"]).run(None, given)[0]
+    counted = given["attention_mask"][:, :, None]
+    pooled = (hidden * counted).sum(1) / counted.sum(1)
+    return given, pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+
+def losses_beside_torch(tuner, data, encoder, optimizer, steps, pooling="mean", sizes=(None,), temperature=0.05):
+    """The losses of steps on random batches of a file by a tuner that trains all weights, and by torch."""
+    adapted, batch, rate = tuner.adapted, 16, optimizer.defaults["lr"]
+    rows = adapted.task.rows(adapted, adapted.examples(data), batch)
+    trainer = adapted.task.trainer(adapted)(adapted.setting(*rows.shape()).artifacts, rate, session_options())
+    lines = [json.loads(line) for line in data.read_text().splitlines()]
+    generator, found, expected = np.random.default_rng(1), [], []
+    for _ in range(steps):
+        chosen = generator.choice(len(lines), batch, replace=False)
+        found.append(trainer.compute_gradients(rows.take(chosen).arrays))
+        trainer.update()
+        texts = [[lines[row][name] for row in chosen] for name in lines[0]]
+        columns = [vectors_in_torch(encoder, adapted.tokenizer._tokenizer, each, pooling) for each in texts]
+        expected.append(step_in_torch(optimizer, loss_in_torch(columns, sizes, temperature)))
+    return found, expected

@@ -35,6 +35,7 @@ CHANGES = (
 )
 # What single models need beside these, as their configurations leave it open or check it.
 OWN = {
+    "GPTNeoForCausalLM": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "MinistralForCausalLM": {"head_dim": 8},
     "HunYuanDenseV1ForCausalLM": {"head_dim": 8},
     "HunYuanMoEV1ForCausalLM": {"head_dim": 8},

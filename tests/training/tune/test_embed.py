@@ -16,9 +16,17 @@ pytest.importorskip("torch")
 
 import tokenizers
 import torch
-from encoders import make_encoder
+from encoders import (
+    COLOURS,
+    NOUNS,
+    losses_beside_torch,
+    make_encoder,
+    pairs,
+    session_options,
+    step_in_torch,
+    stock_vectors,
+)
 from onnxruntime.quantization import CalibrationDataReader, quantize_dynamic, quantize_static
-from runtime_cases import exact_options
 from torch.nn import functional
 
 from opgrad.training.engine.trainer import Trainer
@@ -26,19 +34,7 @@ from opgrad.training.run.fit import Interrupted
 from opgrad.tune import Tuner
 from opgrad.tune.tasks.embed import ranked
 
-NOUNS, COLOURS = "cat dog bird fish tree house water".split(), "red blue small big".split()  # noqa: SIM905
 CLASS_NOUNS, CLASS_COLOURS = tuple(NOUNS[:4]), tuple(COLOURS[:3])
-
-
-def pairs(count=96, negatives=1):
-    """Questions, each with a sentence of the same thing, and others."""
-    generator = np.random.default_rng(0)
-    found = []
-    for _ in range(count):
-        noun, other, colour = generator.choice(NOUNS), generator.choice(NOUNS), generator.choice(COLOURS)
-        row = {"anchor": f"what is {colour} {noun}", "positive": f"the {noun} likes a {colour} {other} ."}
-        found.append(row | {f"negative_{place}": f"the {generator.choice(NOUNS)} eats" for place in range(negatives)})
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -60,28 +56,6 @@ def model(models):
     return models["embed"]
 
 
-def vectors_in_torch(encoder, tokenizer, texts, pooling):
-    """The vectors of texts of a column, padded to its longest."""
-    rows = [tokenizer.encode(each).ids for each in texts]
-    length = max(map(len, rows))
-    ids = torch.tensor([each + [0] * (length - len(each)) for each in rows])
-    mask = torch.tensor([[1] * len(each) + [0] * (length - len(each)) for each in rows])
-    hidden, counted = encoder(ids, mask, torch.zeros_like(ids)), mask[:, :, None]
-    if pooling == "mean":
-        return (hidden * counted).sum(1) / counted.sum(1)
-    return hidden[:, 0] if pooling == "cls" else hidden[torch.arange(len(rows)), mask.sum(1) - 1]
-
-
-def loss_in_torch(columns, sizes, temperature):
-    """MultipleNegativesRankingLoss, and MatryoshkaLoss around it."""
-    total = 0
-    for size in sizes:
-        first, *others = [torch.nn.functional.normalize(each[:, :size]) for each in columns]
-        scores = first @ torch.cat(others).T / temperature
-        total = total + torch.nn.functional.cross_entropy(scores, torch.arange(len(first))) / len(sizes)
-    return total
-
-
 @pytest.mark.parametrize(
     ("pooling", "options", "sizes", "temperature", "negatives"),
     [
@@ -93,44 +67,12 @@ def loss_in_torch(columns, sizes, temperature):
 )
 def test_fifty_losses_are_those_of_torch(tmp_path, pooling, options, sizes, temperature, negatives):
     encoder = make_encoder(tmp_path / "model", pooling)
-    lines = pairs(negatives=negatives)
     tuner = Tuner(tmp_path / "model", train="*", task=f"embed{options}", weight_decay=0.01)
-    adapted, batch = tuner.adapted, 16
-    rows = adapted.task.rows(adapted, adapted.examples(write_lines(tmp_path / "data.jsonl", lines)), batch)
-    trainer = adapted.task.trainer(adapted)(adapted.setting(*rows.shape()).artifacts, 2e-3, session_options())
+    data = write_lines(tmp_path / "data.jsonl", pairs(negatives=negatives))
     optimizer = torch.optim.AdamW(encoder.parameters(), 2e-3, weight_decay=0.01)
-    generator, found, expected = np.random.default_rng(1), [], []
-    for _ in range(50):
-        chosen = generator.choice(len(lines), batch, replace=False)
-        found.append(trainer.compute_gradients(rows.take(chosen).arrays))
-        trainer.update()
-        texts = [[lines[row][name] for row in chosen] for name in lines[0]]
-        columns = [vectors_in_torch(encoder, adapted.tokenizer._tokenizer, each, pooling) for each in texts]
-        expected.append(step_in_torch(optimizer, loss_in_torch(columns, sizes, temperature)))
+    found, expected = losses_beside_torch(tuner, data, encoder, optimizer, 50, pooling, sizes, temperature)
     assert expected[-1] < expected[0] / 2
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
-def step_in_torch(optimizer, loss):
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
-def session_options():
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return options
-
-
-def stock_vectors(file, rows):
-    """The vectors of stock onnxruntime for the first texts of rows, by mean pooling."""
-    given = {name: array for name, array in rows.take(np.arange(8)).arrays.items() if name in rows.inputs}
-    hidden = onnxruntime.InferenceSession(file, exact_options(), ["CPUExecutionProvider"]).run(None, given)[0]
-    counted = given["attention_mask"][:, :, None]
-    pooled = (hidden * counted).sum(1) / counted.sum(1)
-    return given, pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
 
 
 class Calibration(CalibrationDataReader):
