@@ -125,16 +125,16 @@ def gradients(model, loss):
     return torch.autograd.grad(loss, [each for each in model.parameters() if each.requires_grad])
 
 
-def compare(model, **given):
+def compare(model, needs_logits=False, wrap=lambda model: model, **given):
     """A step of the model with its own loss and with opgrad's."""
     ids, labels = batch()
     expected = model(ids, labels=labels, **given)
     wanted = gradients(model, expected.loss)
     assert opgrad.torch.patch(model) is model
-    found = model(ids, labels=labels, **given)
+    found = wrap(model)(ids, labels=labels, **given)
     torch.testing.assert_close(found.loss, expected.loss)
     torch.testing.assert_close(gradients(model, found.loss), wanted)
-    assert found.logits is None
+    assert needs_logits or found.logits is None
 
 
 @pytest.mark.parametrize("kind", [Model, Masked])
@@ -146,12 +146,7 @@ def test_what_is_part_of_the_loss(change, kind):
 
 @pytest.mark.parametrize("change", COMPUTED)
 def test_what_needs_logits(change):
-    model, (ids, labels) = Model(COMPUTED[change]), batch()
-    expected = model(ids, labels=labels).loss
-    wanted = gradients(model, expected)
-    found = opgrad.torch.patch(model)(ids, labels=labels).loss
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(gradients(model, found), wanted)
+    compare(Model(COMPUTED[change]), needs_logits=True)
 
 
 def test_a_causal_model():
@@ -310,14 +305,8 @@ def test_copies_and_threads():
 
 @pytest.mark.parametrize("change", ["none", "all"])
 def test_compiled(change):
-    model, (ids, labels) = Model(CHANGES[change]), batch()
-    expected = model(ids, labels=labels).loss
-    wanted = gradients(model, expected)
     torch.compiler.reset()
-    found = torch.compile(opgrad.torch.patch(model), backend="aot_eager")(ids, labels=labels)
-    torch.testing.assert_close(found.loss, expected)
-    torch.testing.assert_close(gradients(model, found.loss), wanted)
-    assert found.logits is None
+    compare(Model(CHANGES[change]), wrap=lambda model: torch.compile(model, backend="aot_eager"))
 
 
 def test_refusals():
