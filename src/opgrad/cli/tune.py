@@ -175,6 +175,7 @@ def _train(
     from opgrad.training.make.checks import quantity
     from opgrad.training.run.fit import Interrupted
     from opgrad.training.run.report import TrainingBar
+    from opgrad.training.run.state import LAST, Resumption
     from opgrad.tune.adapted_model import adapted
 
     assert texts.data is not None
@@ -194,7 +195,9 @@ def _train(
     else:
         given_settings = settings.of_recipe()
     try:
-        epochs = settings.epochs or model.task.DEFAULTS["epochs"]
+        before = output / LAST if texts.resume else None
+        state = Resumption.read(before).state if before is not None and before.is_file() else None
+        epochs = settings.epochs or (model.task.DEFAULTS["epochs"] if state is None else state.recipe.epochs)
         with TrainingBar(screen, model.folder.resolve().name, "tokens", epochs) as bar:
             run = tuner.fit(
                 texts.data, output, train_on=texts.train_on, skip_bad=texts.skip_bad, samples=texts.sample or (),
