@@ -181,7 +181,8 @@ def test_architecture(tmp_path, originals, architecture, precision):
     target = "" if architecture in EXPERTS else ", target=all-linear"
     tuner, data = Tuner(folder, lora=f"rank=4{target}"), write_lines(tmp_path / "data.jsonl", LINES)
     assert not tuner.adapted.base.unreached
-    run = tuner.fit(data, tmp_path / "tuned", epochs=4, batch_size=4, learning_rate=2e-2)
+    given = {"epochs": 4, "batch_size": 4, "learning_rate": 2e-2, "clip_norm": None}
+    run = tuner.fit(data, tmp_path / "tuned", **given)
     losses = [each.train_loss for each in run.state.history]
     assert losses[-1] < losses[0]
     assert run.state.steps == 12
