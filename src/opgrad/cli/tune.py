@@ -195,8 +195,8 @@ def _train(
     else:
         given_settings = settings.of_recipe()
     try:
-        before = output / LAST if texts.resume else None
-        state = Resumption.read(before).state if before is not None and before.is_file() else None
+        last = output / LAST if texts.resume else None
+        state = Resumption.read(last).state if last is not None and last.is_file() else None
         epochs = settings.epochs or (model.task.DEFAULTS["epochs"] if state is None else state.recipe.epochs)
         with TrainingBar(screen, model.folder.resolve().name, "tokens", epochs) as bar:
             run = tuner.fit(
