@@ -1,5 +1,6 @@
 """A model as a graph: what is known of its values, which node makes and which nodes read a value, and changes."""
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,12 +39,7 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: int) -> list[np.ndarray] | None:
-    """The results of a single node of ai.onnx; None if they would take more bytes than `most`, or are not known.
-
-    The sizes of the results are inferred from the inputs first, as a node of a few bytes can ask for any memory.
-    """
-    from onnx.reference import ReferenceEvaluator
-
+    """The results of a single node of ai.onnx; None if they would take more bytes than `most`, or are not known."""
     # ONNX's reference evaluator and all runtimes give the same result, but for these.
     if node.op_type in ("Div", "Mod") and inputs[0].dtype.kind == "i":
         if not (inputs[1] > 0).all() or not (inputs[0] >= 0).all():
@@ -52,12 +48,38 @@ def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: i
         to_float = any(each.name == "to" and each.i in messages.FLOATS for each in node.attribute)
         if not to_float and not np.isfinite(inputs[0].astype(np.float64)).all():
             return None  # the integer for NaN or infinity is not defined
-    names = [name for name in node.input if name]
-    tensors = [numpy_helper.from_array(each, name) for name, each in zip(names, inputs, strict=True)]
-    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-    graph = helper.make_graph([node], "node", [], outputs, tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    places = map(str, range(len(inputs)))
+    names = [next(places) if name else "" for name in node.input]
+    outputs = [name and f"y{place}" for place, name in enumerate(node.output)]
+    alone = helper.make_node(node.op_type, names, outputs)
+    alone.attribute.extend(node.attribute)
+    tensors = [numpy_helper.from_array(each, str(place)) for place, each in enumerate(inputs)]
+    graph = helper.make_graph(
+        [alone], "node", [], [onnx.ValueInfoProto(name=name) for name in outputs if name], tensors
+    )
+    text = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]).SerializeToString()
+    found = _small_results(text) if max(len(text), SMALL) <= min(SMALL, most) else None
+    return _results(text, most) if found is None else found
+
+
+SMALL = 1 << 11  # bytes of a node with what it reads, and of what it gives
+
+
+@functools.lru_cache(1024)
+def _small_results(text: bytes) -> list[np.ndarray] | None:
+    """The small results of a small node, which the layers of a model have in common."""
+    return _results(text, SMALL)
+
+
+def _results(text: bytes, most: int) -> list[np.ndarray] | None:
+    """Those of a model of one node without inputs.
+
+    The sizes of the results are inferred first, as a node of a few bytes can ask for any memory.
+    """
+    from onnx.reference import ReferenceEvaluator
+
     try:
+        model = onnx.load_from_string(text)
         inferred = [each.type.tensor_type for each in shape_inference.infer_shapes(model).graph.output]
         for each in inferred:
             sizes = known(sizes_in(each))

@@ -67,7 +67,8 @@ def free_name(name: str, taken: set[str]) -> str:
 
 def domain_of(node: onnx.NodeProto) -> str:
     """The domain of a node; that of ai.onnx is empty."""
-    return "" if node.domain == "ai.onnx" else node.domain
+    domain = node.domain
+    return "" if domain == "ai.onnx" else domain
 
 
 def declared_types(graph: onnx.GraphProto) -> dict[str, TypeProto]:

@@ -280,10 +280,10 @@ FOLDABLE = FOLDED | names_of(
 )
 
 
-@at_each()
+@at_each("Constant", *FOLDABLE)
 def fold_constants(graph: Graph, node: onnx.NodeProto) -> bool:
     """Replace Constant nodes, and nodes whose inputs are all constants, by initializers."""
-    if graph.kept.intersection(node.output) or any(subgraphs(node)):
+    if graph.kept.intersection(node.output):
         return False
     if node.op_type == "Constant":
         tensor = constant_tensor(node)
@@ -298,8 +298,6 @@ def fold_constants(graph: Graph, node: onnx.NodeProto) -> bool:
 
 def _computed(graph: Graph, node: onnx.NodeProto) -> dict[str, onnx.TensorProto] | None:
     """The results of a node whose inputs are all constants; None if they are not, or would be large."""
-    if node.op_type not in FOLDABLE:
-        return None
     if node.op_type in ("Shape", "Size"):
         value = graph.constant(node.output[0])
         return None if value is None else {node.output[0]: numpy_helper.from_array(value)}
