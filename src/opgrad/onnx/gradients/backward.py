@@ -148,8 +148,9 @@ class Backward:
             raise NoGradient(f"of what it is made of, {'; '.join(inner.problems)}")
         found = {name: inner.gradient(name) for name in wanted}
         again.write_nodes()
-        self.body.extend(again.graph.node, again.graph.initializer, {})
-        self.body.extend(inside.nodes, inside.initializers, inside.infos)
+        self.body.nodes += [*again.graph.node, *inside.nodes]
+        self.body.initializers += [*again.graph.initializer, *inside.initializers]
+        self.body.infos |= inside.infos
         given = [found.pop(name, None) for name in node.proto.input]  # a name that stands twice has one gradient
         return [value and value.within(self.body) for value in given]
 

@@ -11,7 +11,7 @@ attributes exists once, constants are initializers, and the dtype of every value
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Union
 
 import numpy as np
@@ -436,15 +436,6 @@ class GraphBody(Body):
         known = Value(self, value.name, element_type, sizes)
         self.infos[value.name] = helper.make_tensor_value_info(value.name, element_type, sizes)
         return known
-
-    def extend(
-        self, nodes: Iterable[onnx.NodeProto], initializers: Iterable[TensorProto],
-        infos: Mapping[str, onnx.ValueInfoProto],
-    ) -> None:  # fmt: skip
-        """Append nodes that were written elsewhere, with new names."""
-        self.nodes.extend(nodes)
-        self.initializers.extend(initializers)
-        self.infos.update(infos)
 
     def rename(self, names: dict[str, str]) -> None:
         """Rename values wherever they are written, read or declared."""
