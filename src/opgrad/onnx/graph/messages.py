@@ -67,8 +67,7 @@ def free_name(name: str, taken: set[str]) -> str:
 
 def domain_of(node: onnx.NodeProto) -> str:
     """The domain of a node; that of ai.onnx is empty."""
-    domain = node.domain
-    return "" if domain == "ai.onnx" else domain
+    return "" if node.domain == "ai.onnx" else node.domain
 
 
 def declared_types(graph: onnx.GraphProto) -> dict[str, TypeProto]:

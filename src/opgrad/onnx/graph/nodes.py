@@ -29,9 +29,7 @@ def may_have_bodies(node: onnx.NodeProto) -> bool:
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs among a node's attributes."""
-    if not may_have_bodies(node):
-        return
-    for attribute in node.attribute:
+    for attribute in node.attribute if may_have_bodies(node) else ():
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
         yield from attribute.graphs
@@ -59,8 +57,9 @@ def captured(node: onnx.NodeProto) -> list[str]:
 
 def outside(node: onnx.NodeProto) -> list[str]:
     """The values that a node's subgraphs read from outside, each once."""
-    graphs = subgraphs(node) if may_have_bodies(node) else ()
-    return list(dict.fromkeys(name for graph in graphs for name in read_from_outside(graph)))
+    if not may_have_bodies(node):
+        return []
+    return list(dict.fromkeys(name for graph in subgraphs(node) for name in read_from_outside(graph)))
 
 
 def read_from_outside(graph: onnx.GraphProto) -> Iterator[str]:
