@@ -212,12 +212,12 @@ def compile_calls() -> None:
     from opgrad.call import calls
     from opgrad.cpu.runtime import plan, pool, threads
 
-    found: list[Any] = [each for module in (calls, plan, pool, threads) for each in vars(module).values()]
+    modules: list[Any] = [calls, plan, pool, threads]
     if find_spec("onnxruntime"):
         from opgrad.onnxruntime import compute, overloads
 
-        found += *vars(compute).values(), *overloads.MEMBERS.values()
-    for function in (each for each in found if isinstance(each, Native)):
+        modules += compute, overloads
+    for function in (each for module in modules for each in vars(module).values() if isinstance(each, Native)):
         function.link()
 
 

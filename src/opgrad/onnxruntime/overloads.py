@@ -6,7 +6,7 @@ operator's structure: it calls them some seven thousand times for each session; 
 
 import ctypes
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,7 +155,7 @@ LAST_VERSION = 2**31 - 1
 # The words behind a structure: addresses of texts; how many inputs and outputs, and where the words of these are.
 FIRST, COUNT = ctypes.sizeof(CustomOp) // 8, 6
 NAME, PROVIDER, INPUTS, OUTPUTS, INPUT_WORDS, OUTPUT_WORDS = range(FIRST, FIRST + COUNT)
-TYPE, CHARACTERISTIC, MEMORY, PORT_WORDS = range(4)
+TYPE, ROLE, MEMORY, PORT_WORDS = range(4)
 
 
 class Described(ctypes.Structure):
@@ -185,33 +185,37 @@ def _words(ports: Sequence[Port]) -> Any:
 # --- answers --------------------------------------------------------------------------------------------------------
 
 
-def _word(field: int) -> Native:
-    return native(1)(lambda op: load_word(op, field))
+def _answer(name: str, count: int, answer: Callable[..., int]) -> Native:
+    """A native function of `count` parameters. name: of its variable, where other processes find it to compile it."""
+    answer.__qualname__ = name
+    return native(count)(answer)
 
 
-def _port_word(ports: int, field: int) -> Native:
-    return native(2)(lambda op, i: load_word(load_word(op, ports), PORT_WORDS * i + field))
-
-
-def _number(value: int) -> Native:
-    return native(1)(lambda op: value)
-
-
-one = _number(1)
+own_name = _answer("own_name", 1, lambda op: load_word(op, NAME))
+provider = _answer("provider", 1, lambda op: load_word(op, PROVIDER))
+inputs = _answer("inputs", 1, lambda op: load_word(op, INPUTS))
+outputs = _answer("outputs", 1, lambda op: load_word(op, OUTPUTS))
+input_type = _answer("input_type", 2, lambda op, i: load_word(load_word(op, INPUT_WORDS), PORT_WORDS * i + TYPE))
+output_type = _answer("output_type", 2, lambda op, i: load_word(load_word(op, OUTPUT_WORDS), PORT_WORDS * i + TYPE))
+input_role = _answer("input_role", 2, lambda op, i: load_word(load_word(op, INPUT_WORDS), PORT_WORDS * i + ROLE))
+output_role = _answer("output_role", 2, lambda op, i: load_word(load_word(op, OUTPUT_WORDS), PORT_WORDS * i + ROLE))
+input_memory = _answer("input_memory", 2, lambda op, i: load_word(load_word(op, INPUT_WORDS), PORT_WORDS * i + MEMORY))
+one = _answer("one", 1, lambda op: 1)
+last_version = _answer("last_version", 1, lambda op: LAST_VERSION)
 MEMBERS: dict[str, Native] = {
-    "GetName": _word(NAME),
-    "GetExecutionProviderType": _word(PROVIDER),
-    "GetInputTypeCount": _word(INPUTS),
-    "GetOutputTypeCount": _word(OUTPUTS),
-    "GetInputType": _port_word(INPUT_WORDS, TYPE),
-    "GetOutputType": _port_word(OUTPUT_WORDS, TYPE),
-    "GetInputCharacteristic": _port_word(INPUT_WORDS, CHARACTERISTIC),
-    "GetOutputCharacteristic": _port_word(OUTPUT_WORDS, CHARACTERISTIC),
-    "GetInputMemoryType": _port_word(INPUT_WORDS, MEMORY),
+    "GetName": own_name,
+    "GetExecutionProviderType": provider,
+    "GetInputTypeCount": inputs,
+    "GetOutputTypeCount": outputs,
+    "GetInputType": input_type,
+    "GetOutputType": output_type,
+    "GetInputCharacteristic": input_role,
+    "GetOutputCharacteristic": output_role,
+    "GetInputMemoryType": input_memory,
     "GetVariadicInputMinArity": one,
     "GetVariadicInputHomogeneity": one,
     "GetVariadicOutputMinArity": one,
     "GetVariadicOutputHomogeneity": one,
     "GetStartVersion": one,
-    "GetEndVersion": _number(LAST_VERSION),
+    "GetEndVersion": last_version,
 }

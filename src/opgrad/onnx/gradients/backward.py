@@ -146,13 +146,12 @@ class Backward:
         inner.walk(seeds)
         if inner.problems:
             raise NoGradient(f"of what it is made of, {'; '.join(inner.problems)}")
-        found = {name: inner.gradient(name) for name in wanted}
+        found = {name: inner.gradient(name) for name in wanted}  # one of a name that stands twice
         again.write_nodes()
         self.body.nodes += [*again.graph.node, *inside.nodes]
         self.body.initializers += [*again.graph.initializer, *inside.initializers]
         self.body.infos |= inside.infos
-        given = [found.pop(name, None) for name in node.proto.input]  # a name that stands twice has one gradient
-        return [value and value.within(self.body) for value in given]
+        return [value and value.within(self.body) for value in (found.pop(name, None) for name in node.proto.input)]
 
 
 def _differentiate(

@@ -57,8 +57,6 @@ def captured(node: onnx.NodeProto) -> list[str]:
 
 def outside(node: onnx.NodeProto) -> list[str]:
     """The values that a node's subgraphs read from outside, each once."""
-    if not may_have_bodies(node):
-        return []
     return list(dict.fromkeys(name for graph in subgraphs(node) for name in read_from_outside(graph)))
 
 

@@ -64,15 +64,23 @@ def forward(operator: str, in_result: bool = False) -> Callable[..., None]:
 
 
 def forward_rows(operator: str) -> Kernel:
-    """e, done: memory for softmax's exponentials, of this row and of the one before."""
+    """e, done: memory for softmax's exponentials, of this row and of the one before.
+
+    Log-softmax has a kernel without: the words of unused memory take four registers in each loop.
+    """
     write = forward(operator)
 
     @kernel
     def by_rows(rows: Units, n, x: Rows, y: Rows, e: Private, done: Private, stream):
         write(rows, n, x, y, e, done, stream)
 
-    by_rows.__name__ = f"{operator}_rows"
-    return by_rows
+    @kernel
+    def without_memory(rows: Units, n, x: Rows, y: Rows, stream):
+        write(rows, n, x, y, x.data, x.data, stream)
+
+    found = by_rows if operator == "softmax" else without_memory
+    found.__name__ = f"{operator}_rows"
+    return found
 
 
 def forward_in_result(operator: str) -> Kernel:
