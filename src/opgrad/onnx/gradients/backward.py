@@ -146,7 +146,7 @@ class Backward:
         inner.walk(seeds)
         if inner.problems:
             raise NoGradient(f"of what it is made of, {'; '.join(inner.problems)}")
-        found = {name: inner.gradient(name) for name in wanted}  # one of a name that stands twice
+        found = {name: inner.gradient(name) for name in wanted}  # the first place of a name gets it
         again.write_nodes()
         self.body.nodes += [*again.graph.node, *inside.nodes]
         self.body.initializers += [*again.graph.initializer, *inside.initializers]

@@ -54,12 +54,11 @@ def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: i
     alone = helper.make_node(node.op_type, names, outputs)
     alone.attribute.extend(node.attribute)
     tensors = [numpy_helper.from_array(each, str(place)) for place, each in enumerate(inputs)]
-    graph = helper.make_graph(
-        [alone], "node", [], [onnx.ValueInfoProto(name=name) for name in outputs if name], tensors
-    )
-    text = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]).SerializeToString()
-    found = _small_results(text) if max(len(text), SMALL) <= min(SMALL, most) else None
-    return _results(text, most) if found is None else found
+    declared = [onnx.ValueInfoProto(name=name) for name in outputs if name]
+    graph = helper.make_graph([alone], "node", [], declared, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    found = _small_results(model.SerializeToString()) if model.ByteSize() <= SMALL <= most else None
+    return _results(model, most) if found is None else found
 
 
 SMALL = 1 << 11  # bytes of a node with what it reads, and of what it gives
@@ -68,10 +67,10 @@ SMALL = 1 << 11  # bytes of a node with what it reads, and of what it gives
 @functools.lru_cache(1024)
 def _small_results(text: bytes) -> list[np.ndarray] | None:
     """The small results of a small node, which the layers of a model have in common."""
-    return _results(text, SMALL)
+    return _results(onnx.load_from_string(text), SMALL)
 
 
-def _results(text: bytes, most: int) -> list[np.ndarray] | None:
+def _results(model: onnx.ModelProto, most: int) -> list[np.ndarray] | None:
     """Those of a model of one node without inputs.
 
     The sizes of the results are inferred first, as a node of a few bytes can ask for any memory.
@@ -79,7 +78,6 @@ def _results(text: bytes, most: int) -> list[np.ndarray] | None:
     from onnx.reference import ReferenceEvaluator
 
     try:
-        model = onnx.load_from_string(text)
         inferred = [each.type.tensor_type for each in shape_inference.infer_shapes(model).graph.output]
         for each in inferred:
             sizes = known(sizes_in(each))

@@ -22,14 +22,11 @@ WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")  # operators of ai.onnx that
 # --- walks ---
 
 
-def may_have_bodies(node: onnx.NodeProto) -> bool:
-    """Whether a walk over a node's attributes, which takes ten times as long as this, may find graphs."""
-    return node.op_type in WITH_BODIES or domain_of(node) != ""
-
-
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs among a node's attributes."""
-    for attribute in node.attribute if may_have_bodies(node) else ():
+    if node.op_type not in WITH_BODIES and not domain_of(node):
+        return  # in a tenth of the time that a walk over the attributes takes
+    for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
         yield from attribute.graphs

@@ -160,7 +160,7 @@ class _Trial(Graph):
         return _Trial(self, 0, dict.fromkeys([each for each in self.named if self.named[each] in axes], least))
 
 
-@cache  # for one mask that all layers read; `fuse_attention` empties it
+@cache  # for one mask that all layers read, while `fuse_attention` runs
 def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
     """How a causal mask, bool or added, aligns queries with keys: "top_left" or "bottom_right".
 
@@ -357,6 +357,7 @@ class AttentionScores:
 def fuse_attention(graph: Graph) -> list[Recognition]:
     """Replace attention by nodes of AttentionTraining; a line for each softmax that stands before a product."""
     found = []
+    alignment.cache_clear()  # what an error has left
     for node in list(graph.nodes()):
         if node.op_type != "Softmax" or node.domain not in ("", "ai.onnx"):
             continue
