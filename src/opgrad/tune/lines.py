@@ -62,8 +62,7 @@ class Lines:
 
     def note(self, names: Iterable[str]) -> None:
         """Note names of values that nobody looked at, up to a limit."""
-        room = MOST_UNREAD - len(self.unread)
-        self.unread |= dict.fromkeys(islice(names, max(room, 0)))
+        self.unread |= dict.fromkeys(islice(names, max(MOST_UNREAD - len(self.unread), 0)))
 
     def where(self, number: int) -> str:
         """Where a line came from, for messages. number: from 1."""

@@ -42,11 +42,10 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: Mapping[str, str], origin: str):
         importlib.import_module("jinja2")  # if it is missing, here is where to say so
-        self._origin = origin
+        self._origin, self.source = origin, source
         self._begin = {"path": [each for each in sys.path if each], "memory": MEMORY, "seconds": SECONDS}
         self.date = date.today().isoformat() if "strftime_now" in source else ""
         self._begin |= {"source": source, "special": dict(special)}
-        self.source = source
         self._process: Any = None
         self._owner = os.getpid()
         try:

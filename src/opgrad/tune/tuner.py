@@ -102,6 +102,14 @@ def _resumption(path: Path) -> tuple[Resumption, dict[str, Any]]:
     return found, json_object(str(found.properties.get(PROPERTY, "{}")), f"property {PROPERTY} of {path}")
 
 
+def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a checkpoint's fine-tuning is the present one."""
+    for name in dict.fromkeys([*now, *before]):
+        was, value = before.get(name), now.get(name)
+        if was != value:
+            raise ValueError(f"{path} is of another fine-tuning: {name} was {was!r}, and is {value!r}")
+
+
 def _try_output(model: AdaptedModel, output: Path, resumption: Resumption | None) -> None:
     """Make the folder, and what will be written, and drop it: what cannot be made fails before the training.
 
@@ -244,11 +252,8 @@ class Tuner:
             apart |= {"date": template.date} if template is not None and template.date else {}
             about = {**model.about(), "train_on": train_on, "data": examples.checksum, **apart}
             identity = json.dumps(about, sort_keys=True)  # is the same for runs of which one may go on with the other
-            now = json.loads(identity)
-            for name in dict.fromkeys([*now, *before]) if resume else ():
-                if (was := before.get(name)) != now.get(name):
-                    other_run = f"{output / LAST} is of another fine-tuning"
-                    raise ValueError(f"{other_run}: {name} was {was!r}, and is {now.get(name)!r}")
+            if resume:
+                _check_same(output / LAST, before, json.loads(identity))
             training, validating = task.rows(model, examples, recipe.batch_size), None
             if held is None and (validation_rows := recipe.validation_rows(training.rows)):
                 training, validating = training.split(validation_rows, recipe.split_seed)

@@ -156,23 +156,24 @@ class Resumption:
         state = RunState.from_text(checkpoint.properties[PROPERTY], path)
         if {group.step for group in checkpoint.optimizers.values()} != {state.optimizer_steps}:
             return cls(path, checkpoint, None, None)
-        epoch, best, file = best_epoch(state.history), None, path.with_name(BEST)
-        if epoch is not None and epoch == len(state.history) and not state.rows:
-            best = checkpoint
-        elif epoch is not None:
-            if not file.is_file():
-                raise ValueError(
-                    f"resume: {file} is missing, expected the parameters of epoch {epoch}, the best so far"
-                )
-            best = read_checkpoint(file)
-            history = RunState.from_text(best.properties.get(PROPERTY), file).history
-            if repr(history) != repr(state.history[:epoch]):  # a NaN is not equal to itself
-                raise ValueError(
-                    f"resume: {file} is of another run or another epoch, expected epoch {epoch} of this run"
-                )
+        epoch, best = best_epoch(state.history), None
+        if epoch is not None:
+            best = checkpoint if epoch == len(state.history) and not state.rows else _read_best(path, state, epoch)
         return cls(path, checkpoint, state, best, may_be_done or not path.with_name("metrics.json").is_file())
 
     @property
     def properties(self) -> dict[str, int | float | str]:
         """The properties of the checkpoint that the run did not write itself."""
         return {name: value for name, value in self.checkpoint.properties.items() if name != PROPERTY}
+
+
+def _read_best(path: Path, state: RunState, epoch: int) -> Checkpoint:
+    """The checkpoint of a run's best epoch, beside its last one."""
+    file = path.with_name(BEST)
+    if not file.is_file():
+        raise ValueError(f"resume: {file} is missing, expected the parameters of epoch {epoch}, the best so far")
+    best = read_checkpoint(file)
+    history = RunState.from_text(best.properties.get(PROPERTY), file).history
+    if repr(history) != repr(state.history[:epoch]):  # a NaN is not equal to itself
+        raise ValueError(f"resume: {file} is of another run or another epoch, expected epoch {epoch} of this run")
+    return best
