@@ -51,7 +51,7 @@ class BenchOptions(CommandLine):
     dtypes: str = opt("Default: float32,bfloat16,float16; there is float64 too.", default="", metavar="NAME,…")
     shapes: str = opt("Shapes such as 4096x1000; default: those of the table.", default="", metavar="SHAPE,…")
     peers: str = opt(
-        "Of torch, torch.compile, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger, quack. "
+        "Of torch, torch.compile, onnxruntime, scipy, numpy; on CUDA of torch, torch.compile, liger. "
         "Default: those installed.",
         default="",
         metavar="NAME,…",
@@ -96,25 +96,22 @@ LOOK = 0.5  # seconds in which the other work on the machine is counted
 CORES = os.cpu_count() or 1
 BUSY = 0.25  # cores with other work, from which on figures are off
 
-Tell = Callable[[int, int, Any], None]
-
 
 @contextmanager
-def told(each: float, limit: float | None = None) -> Iterator[Tell]:
+def told(each: float, limit: float | None = None) -> Iterator[Callable[[int, int, Any], None]]:
     """What is called before each cell, and says how many are done; on stderr, for results go to stdout.
 
     each: seconds that a cell is likely to take. limit: seconds after which no further cell begins: it raises `Enough`.
     """
     screen = console(stderr=True)
     start = last = 0.0
-    began: Load | None = None
+    began: Load | None = None  # when the first cell did
 
     def say(text: str, style: str | None = None) -> None:
         screen.print(text, style=style, highlight=False, soft_wrap=True)
 
     def warn(load: Load, keeps: str) -> None:
-        others = load.others()
-        if others is not None and others > BUSY:
+        if (others := load.others()) > BUSY:
             say(f"other work on this machine {keeps} {others:.1f} of {CORES} cores busy: figures are off", "yellow")
 
     def tell(done: int, total: int, cell: Any) -> None:
@@ -153,19 +150,14 @@ class Load:
     def __init__(self) -> None:
         self._start, self._busy = time.perf_counter(), _others_seconds()
 
-    def others(self) -> float | None:
-        """How many cores other processes have kept busy; None if the system does not tell."""
-        now = _others_seconds()
-        if now is None or self._busy is None:
-            return None
-        return max(0.0, (now - self._busy) / max(time.perf_counter() - self._start, 1e-3))
+    def others(self) -> float:
+        """How many cores other processes have kept busy; 0 except on Linux, which alone tells."""
+        return max(0.0, (_others_seconds() - self._busy) / max(time.perf_counter() - self._start, 1e-3))
 
 
-def _others_seconds() -> float | None:
-    """The time for which other processes have kept processors busy; None except on Linux."""
-    try:
-        words = Path("/proc/stat").read_text().splitlines()[0].split()
-        user, nice, system, _, _, interrupts, soft = map(int, words[1:8])
-    except (OSError, ValueError, IndexError):
-        return None
+def _others_seconds() -> float:
+    """The time for which other processes have kept processors busy; 0 except on Linux."""
+    if not (file := Path("/proc/stat")).exists():
+        return 0.0
+    user, nice, system, _, _, interrupts, soft = map(int, file.read_text().split()[1:8])
     return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])

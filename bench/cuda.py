@@ -5,7 +5,7 @@ has a call for each copy of the cell's arrays and goes through them in turn. Whe
 than on the host, the queue is filled while the device is held up. Small cells, where the host is what counts, are timed
 by the host's clock instead.
 
-Peers are torch, torch.compile, and where installed Liger-Kernel and QuACK. A setup gets the copies of a case and the
+Peers are torch, torch.compile, and where installed Liger-Kernel. A setup gets the copies of a case and the
 way in which to work, and returns a call for each. PyTorch's eager calls are those of the CPU, in either way; the other
 peers return what they compute, in new memory alone.
 """
@@ -29,7 +29,7 @@ from bench.case import Case, signature
 from bench.cells import Cell, Workload, Workloads
 from bench.cpu_target import Target
 from bench.measure import NEW, WAYS, Call, Name, NoSuchWay, finite, only, raced, take_turns
-from bench.peers import COMPILE, EXPRESSIONS, MODULES, compiled_for, reason, tried
+from bench.peers import COMPILE, EXPRESSIONS, compiled_for, reason, tried
 from bench.torch_operators import TORCH, Torch, with_grad
 from opgrad.call.libraries.torch_tensors import TORCH_DTYPES, download, spec
 from opgrad.cli import machine
@@ -82,10 +82,11 @@ class Contestant:
     """The calls of one contestant, one for each copy of the arrays.
 
     What a call returns is kept until its turn comes again, so that the memory of results goes round too.
+    numbers: of calls; all contestants share them, so that each begins with the arrays that were not used for longest.
     """
 
-    def __init__(self, calls: Sequence[Call]):
-        self.calls = calls
+    def __init__(self, calls: Sequence[Call], numbers: Iterator[int], clock: Clock):
+        self.calls, self.numbers, self.clock = calls, numbers, clock
         self.results: list[Any] = [None] * len(calls)
 
     def run(self, first: int, count: int) -> None:
@@ -100,6 +101,35 @@ class Contestant:
             place = number % copies
             results[place] = calls[place]()
 
+    def taken(self, count: int) -> int:
+        """The first of the next so many numbers."""
+        first, *_ = itertools.islice(self.numbers, count)
+        return first
+
+    def host_seconds(self, count: int, wait: bool = True) -> float:
+        """Seconds of a call by the host's clock: until it returns, or until the device has done it."""
+        first = self.taken(count)
+        self.clock.wait()
+        start = time.perf_counter()
+        self.run(first, count)
+        if wait:
+            self.clock.wait()
+        return (time.perf_counter() - start) / count
+
+    def turn_on_device(self, expected: float, host: float) -> list[float]:
+        """Seconds of a call on the device, several times."""
+        clock, batch = self.clock, min(QUEUE, math.ceil(SAMPLE / expected))
+        batches = max(1, min(QUEUE // batch, math.ceil(TURN / (expected * batch))))
+        firsts = [self.taken(batch) for _ in range(batches)]
+        clock.wait()
+        clock.hold(min(LONGEST_HOLD, SLACK * host * batch * batches))
+        marks = [clock.mark()]
+        for first in firsts:
+            self.run(first, batch)
+            marks.append(clock.mark())
+        clock.wait()
+        return [clock.seconds(begin, end) / batch for begin, end in itertools.pairwise(marks)]
+
 
 def interleaved(
     calls: Mapping[Name, Sequence[Call]], seconds: float, clock: Clock, small: bool
@@ -109,56 +139,19 @@ def interleaved(
     calls: for each contestant, one for each copy of the arrays. small: take the host's time for many calls. `host`
     in the result is the time after which a call returns, whether or not the device is done.
     """
-    numbers = itertools.count()  # of calls: all share them, so that each begins with the arrays not used for longest
+    numbers = itertools.count()
     turns, hosts = {}, {}
     for name, each in calls.items():
-        contestant = Contestant(each)
-        copies = len(contestant.calls)
-        contestant.run(0, copies)
-        expected = _host_seconds(contestant, copies, iter(range(copies)), clock)
-        samples = [_host_seconds(contestant, TRIED, numbers, clock, wait=False) for _ in range(REPEATED)]
-        hosts[name] = statistics.median(samples)
+        contestant = Contestant(each, numbers, clock)
+        contestant.run(0, len(each))
+        expected = contestant.host_seconds(len(each))
+        host = hosts[name] = statistics.median(contestant.host_seconds(TRIED, wait=False) for _ in range(REPEATED))
         if small:
             count = max(1, math.ceil(TURN / expected))
-            turns[name] = partial(lambda *given: [_host_seconds(*given)], contestant, count, numbers, clock)
+            turns[name] = partial(lambda each, count: [each.host_seconds(count)], contestant, count)
         else:
-            turns[name] = partial(_turn_on_device, contestant, expected, hosts[name], numbers, clock)
-    times = take_turns(turns, seconds)
-    return {name: taken | {"host": hosts[name]} for name, taken in times.items()}
-
-
-def _taken(numbers: Iterator[int], count: int) -> int:
-    """The first of the next so many numbers."""
-    first, *_ = itertools.islice(numbers, count)
-    return first
-
-
-def _host_seconds(contestant: Contestant, count: int, numbers: Iterator[int], clock: Clock, wait: bool = True) -> float:
-    """Seconds of a call by the host's clock: until it returns, or until the device has done it."""
-    first = _taken(numbers, count)
-    clock.wait()
-    start = time.perf_counter()
-    contestant.run(first, count)
-    if wait:
-        clock.wait()
-    return (time.perf_counter() - start) / count
-
-
-def _turn_on_device(
-    contestant: Contestant, expected: float, host: float, numbers: Iterator[int], clock: Clock
-) -> list[float]:
-    """Seconds of a call on the device, several times."""
-    batch = min(QUEUE, math.ceil(SAMPLE / expected))
-    batches = max(1, min(QUEUE // batch, math.ceil(TURN / (expected * batch))))
-    firsts = [_taken(numbers, batch) for _ in range(batches)]
-    clock.wait()
-    clock.hold(min(LONGEST_HOLD, SLACK * host * batch * batches))
-    marks = [clock.mark()]
-    for first in firsts:
-        contestant.run(first, batch)
-        marks.append(clock.mark())
-    clock.wait()
-    return [clock.seconds(begin, end) / batch for begin, end in itertools.pairwise(marks)]
+            turns[name] = partial(contestant.turn_on_device, expected, host)
+    return {name: taken | {"host": hosts[name]} for name, taken in take_turns(turns, seconds).items()}
 
 
 REFERENCE_ELEMENTS = 1 << 26  # of a loss's logits that are widened to float64 at once
@@ -233,7 +226,7 @@ class TensorCase(Case):
         return np.array(total / labels.numel())
 
 
-PEERS = {**{name: MODULES[name] for name in ("torch", COMPILE)}, "liger": ["liger_kernel"], "quack": ["quack"]}
+PEERS = {"torch": ["torch"], COMPILE: ["torch"], "liger": ["liger_kernel"]}
 
 
 def calls(
@@ -267,49 +260,21 @@ def _compiled(cases: Sequence[Case], way: str) -> list[Call]:
 
 
 def _liger(cases: Sequence[Case], way: str) -> list[Call]:
-    """Its loss writes the gradient over the logits, which are therefore copies."""
-    return _of_rows(cases, way, lambda: _named("liger_kernel.transformers.functional", "liger_"), with_grad)
+    """Liger-Kernel's softmax and loss, of the rows of matrices.
 
-
-def _quack(cases: Sequence[Case], way: str) -> list[Call]:
-    """Its fused loss gives each sample's loss and gradient; their mean is left out, to its advantage."""
-
-    def fused(_: object, t: Torch) -> Call:
-        loss = importlib.import_module("quack.cross_entropy").cross_entropy_fwd
-        return partial(loss, t["logits"], t["labels"], return_dx=True)
-
-    return _of_rows(cases, way, lambda: _named("quack", ""), fused)
-
-
-def _named(module: str, prefix: str) -> tuple[Any, Any]:
-    """The softmax and the loss of a library."""
-    library = importlib.import_module(module)
-    return getattr(library, f"{prefix}softmax"), getattr(library, f"{prefix}cross_entropy")
-
-
-def _of_rows(
-    cases: Sequence[Case], way: str, functions: Callable[[], tuple[Any, Any]], both: Callable[[Any, Torch], Call]
-) -> list[Call]:
-    """The calls of a library that reduces the rows of matrices. both: gives the loss with its gradient.
-
-    Raises NoSuchWay for shapes that it does not take.
+    The loss writes the gradient over the logits, which are therefore copies. Raises NoSuchWay for other shapes.
     """
     case = cases[0]
-    setups: Mapping[str, Callable[[Any, Any, Torch], Call]] = {
-        "softmax": lambda softmax, _, t: partial(softmax, t["x"]),
-        "softmax_grad": lambda softmax, _, t: _backward(softmax, t),
-        "softmax_cross_entropy_loss_only": lambda _, loss, t: partial(loss, t["logits"], t["labels"]),
-        "softmax_cross_entropy_loss_and_grad": lambda _, loss, t: both(loss, t),
-    }
-    if case.op.name not in setups:
+    if case.op.name not in LIGER:
         return []
     only(NEW, way)
     if len(case.shape) != 2 or (case.op.kind == "rows" and case.axis % 2 != 1):
         raise NoSuchWay("takes matrices alone, whose rows it reduces")
-    every, made = [Torch(each) for each in cases], functions()
+    library: Any = importlib.import_module("liger_kernel.transformers.functional")
+    every = [Torch(each) for each in cases]
     for t in every:
         t.values |= {"logits": t["logits"].clone()} if "logits" in t.values else {}
-    return [setups[case.op.name](*made, t) for t in every]
+    return [LIGER[case.op.name](library, t) for t in every]
 
 
 def _backward(function: Callable[[Any], Any], t: Torch) -> Call:
@@ -318,11 +283,18 @@ def _backward(function: Callable[[Any], Any], t: Torch) -> Call:
     return partial(torch.autograd.grad, function(x), x, t["dy"], retain_graph=True)
 
 
+LIGER: Mapping[str, Callable[[Any, Torch], Call]] = {
+    "softmax": lambda library, t: partial(library.liger_softmax, t["x"]),
+    "softmax_grad": lambda library, t: _backward(library.liger_softmax, t),
+    "softmax_cross_entropy_loss_only": lambda library, t: partial(
+        library.liger_cross_entropy, t["logits"], t["labels"]
+    ),
+    "softmax_cross_entropy_loss_and_grad": lambda library, t: with_grad(library.liger_cross_entropy, t),
+}
 SETUPS: Mapping[str, Callable[[Sequence[Case], str], list[Call]]] = {
     "torch": _torch,
     COMPILE: _compiled,
     "liger": _liger,
-    "quack": _quack,
 }
 
 
@@ -368,7 +340,7 @@ class Cuda(Target):
     """PyTorch's current CUDA device."""
 
     seconds, quick_seconds = 0.6, 0.2  # a cell, by default
-    packages: Sequence[str] = ("liger-kernel", "quack-kernels")
+    packages: Sequence[str] = ("liger-kernel",)
 
     def __init__(self, device: TimedDevice):
         self.device = device

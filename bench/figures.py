@@ -6,6 +6,7 @@ options of the file's last run are its own if they ask for it.
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,21 @@ def read(path: Path) -> dict[str, Any]:
 
 def figures(result: Result, group: str = PLAIN) -> list[Figures]:
     """The figures of every cell of a group, from median times."""
-    return [_figures(cell) for cell in result["cells"] if cell.get("group", PLAIN) == group]
+    return [
+        Figures(
+            *key(cell),
+            cell["headline"],
+            cell["error_ulp"],
+            {way: _times(cell, measured) for way, measured in cell["ways"].items()},
+        )
+        for cell in result["cells"]
+        if cell.get("group", PLAIN) == group
+    ]
+
+
+def key(cell: Result) -> tuple[str, str, str]:
+    """What names a cell."""
+    return cell["operator"], cell["workload"], cell["dtype"]
 
 
 def medians(measured: Mapping[str, Any]) -> dict[str, float]:
@@ -105,18 +120,11 @@ def rivals(measured: Mapping[str, Any]) -> tuple[float, str | None, float | None
     return ours, peer, peers[peer] if peer else None
 
 
-def _figures(cell: Mapping[str, Any]) -> Figures:
-    ways = {way: _times(cell, measured) for way, measured in cell["ways"].items()}
-    where = cell["operator"], cell["workload"], cell["dtype"]
-    return Figures(*where, cell["headline"], cell["error_ulp"], ways)
-
-
 def _times(cell: Mapping[str, Any], measured: Mapping[str, Any]) -> Times:
     ours, peer, theirs = rivals(measured)
     speed, copying = cell["bytes"] / ours, cell["copied_bytes"] / cell["copy"]["median"]
-    times = measured["times"]
-    samples = min(taken["samples"] for taken in times.values())
-    return Times(ours, speed / 1e9, speed / copying, peer, theirs, samples, times[OURS].get("host"))
+    samples, host = fewest_samples([measured]), measured["times"][OURS].get("host")
+    return Times(ours, speed / 1e9, speed / copying, peer, theirs, samples, host)
 
 
 def geometric_mean(cells: Sequence[Figures], way: str = GIVEN) -> float | None:
@@ -141,86 +149,60 @@ def few_samples(result: Result) -> str:
     every = [fewest_samples(cell["ways"].values()) for cell in result.get("cells", ())]
     every += [fewest_samples([cell]) for part in STEP_PARTS for cell in result.get(part, ()) if "times" in cell]
     few = [count for count in every if count < FEWEST]
-    if not few:
-        return ""
-    return (
-        f"{len(few)} of {len(every)} cells have fewer than {FEWEST} samples of a time, down to {min(few)}: older ones."
-    )
+    of = f"{len(few)} of {len(every)} cells have fewer than {FEWEST} samples of a time"
+    return f"{of}, down to {min(few)}: older ones." if few else ""
 
 
-Measured = Mapping[str, Any]
-
-
-def stamped(result: Measured, cell: Measured) -> dict[str, Any]:
+def stamped(result: Result, cell: Result) -> dict[str, Any]:
     """A cell with the date and the options with which it was measured.
 
     Options that the file does not keep are None; the date is then the last that is possible.
     """
-    options = result.get("options", {})
-    has = {
-        "ops": cell["operator"],
-        "dtypes": cell["dtype"],
-        "shapes": cell["workload"].partition(",")[0],
-        "groups": "" if options.get("sweep") else cell.get("group", PLAIN),
-    }
-    wanted = {name: [word.strip() for word in options.get(name, "").split(",") if word.strip()] for name in has}
+    options, shape = result.get("options", {}), cell["workload"].partition(",")[0]
+    group = "" if options.get("sweep") else cell.get("group", PLAIN)
+    has = {"ops": cell["operator"], "dtypes": cell["dtype"], "shapes": shape, "groups": group}
+    wanted = {name: list(filter(None, map(str.strip, options.get(name, "").split(",")))) for name in has}
     # Whether a run with these options measures the cell.
     asks = all(not words or not has[name] or has[name] in words for name, words in wanted.items())
     return {"date": result["date"], "options": options if asks else None, **cell}
 
 
-def runs(result: Measured) -> dict[tuple[str, str], list[Measured]]:
-    """The cells of each run, by its day and its command; what may be older comes first."""
-    found: dict[tuple[str, str], list[Measured]] = {}
-    for cell in (stamped(result, cell) for cell in result.get("cells", ())):
-        found.setdefault(_key(cell), []).append(cell)
+def runs(result: Result) -> dict[tuple[str, str], int]:
+    """How many cells each run has measured, by its day and its command; what may be older comes first."""
+    found = Counter(_run(stamped(result, cell)) for cell in result.get("cells", ()))
     return dict(sorted(found.items(), key=lambda item: (item[0][0].rpartition(" ")[2], item[0][1])))
 
 
-def described(result: Measured) -> str:
+def described(result: Result) -> str:
     """The runs of a result in one sentence."""
     parts = [
-        f"{len(cells)} cells, {day}, {f'`{command}`' if command else 'options not kept'}"
+        f"{cells} cells, {day}, {f'`{command}`' if command else 'options not kept'}"
         for (day, command), cells in runs(result).items()
     ]
     return f"Runs: {'; '.join(parts)}." if parts else ""
 
 
-def when(result: Measured) -> str:
-    """The date of a result; that of the last run if its cells are of several."""
-    return f"{result['date']}, the last of several runs" if len(runs(result)) > 1 else str(result["date"])
-
-
-def _key(cell: Measured) -> tuple[str, str]:
-    """The day, and the command with its options; none where they are not kept."""
-    day = cell["date"].partition(" ")[0]
-    return (f"until {day}", "") if cell["options"] is None else (day, _command(cell["options"]))
-
-
-def _command(options: Measured) -> str:
-    """The command line that has these options."""
+def _run(cell: Result) -> tuple[str, str]:
+    """The day, and the command line that has the options; none where they are not kept."""
+    day, options = cell["date"].partition(" ")[0], cell["options"]
+    if options is None:
+        return f"until {day}", ""
     given = {name: value for name, value in options.items() if value is not False and value not in ("", None)}
     words = (f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
-    return " ".join(["python -m bench", *words])
+    return day, " ".join(["python -m bench", *words])
 
 
-# --- where ---
-
-
-def machine_line(result: Measured) -> str:
+def machine_line(result: Result) -> str:
     """Machine, threads or device, versions and date in one sentence."""
-    date = when(result)
+    date = f"{result['date']}, the last of several runs" if len(runs(result)) > 1 else result["date"]
     machine, versions = result["machine"], result["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    if "device" in result:
-        return f"{_device(result['device'])}; on {machine['cpu']}; {packages}; {date}."
+    if device := result.get("device"):
+        memory, l2 = device["memory"] / (1 << 30), device["l2"] >> 20
+        parts = f"{device['multiprocessors']} multiprocessors, L2 {l2} MiB, memory {memory:.0f} GiB"
+        driver = f"driver {device['driver'] or 'unknown'}, CUDA {device['cuda']}"
+        return f"{device['name']} ({parts}), {driver}; on {machine['cpu']}; {packages}; {date}."
     caches = ", ".join(f"{level} {size >> 10} KiB" for level, size in machine["caches"].items())
     cpu = f"{machine['cpu']} ({machine['llvm_cpu']}, {machine['vector_bits']}-bit vectors)"
     legend = instruction_sets.legend(machine)
     return f"{cpu}, {result['threads']} threads; {caches}; {packages}; {date}.{legend}"
-
-
-def _device(device: Measured) -> str:
-    memory, l2 = device["memory"] / (1 << 30), device["l2"] >> 20
-    parts = f"{device['multiprocessors']} multiprocessors, L2 {l2} MiB, memory {memory:.0f} GiB"
-    return f"{device['name']} ({parts}), driver {device['driver'] or 'unknown'}, CUDA {device['cuda']}"

@@ -14,12 +14,12 @@ from matplotlib.ticker import FuncFormatter
 
 from bench import instruction_sets
 from bench.figures import Figures, Result, figures, geometric_mean
-from bench.measure import GIVEN, NEW, WAYS
+from bench.measure import WAYS
 from bench.sweep import ROWS, Curve, curves
+from bench.tables import WHERE
 from opgrad.base.files import replace_file
 
 COLOURS = {"float32": "tab:blue", "bfloat16": "tab:orange", "float16": "tab:green", "float64": "tab:purple"}
-TITLES = {GIVEN: "results in memory that is given", NEW: "results in new memory"}
 ROW = 0.3  # inches for each operator, and for each bar
 SPREAD = 0.22  # of a row, between dtypes
 # Text stays text in SVG, so that a page gives it its own colour; the other two make equal pictures equal bytes.
@@ -86,7 +86,7 @@ def _cells(sets: Mapping[str, Sequence[Figures]]) -> Drawing | None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(PLAIN_NUMBERS)
         axes.grid(axis="x", alpha=0.3)
-        axes.set_title(", ".join(filter(None, (name, TITLES[way]))), fontsize=9, loc="left")
+        axes.set_title(", ".join(filter(None, (name, f"results in {WHERE[way]}"))), fontsize=9, loc="left")
     figure.supxlabel("times as fast as the best peer, one dot for each cell", fontsize=9)
     _legend(figure)
     return figure

@@ -14,7 +14,7 @@ from bench import instruction_sets, sweep
 from bench.cells import DTYPES, Cell, check_dtypes, select
 from bench.command import BenchOptions
 from bench.cpu_target import Target
-from bench.figures import FORMAT, read, stamped
+from bench.figures import FORMAT, key, read, stamped
 from bench.measure import measure_each
 from bench.peers import COMPILE
 from opgrad.base.files import replace_file
@@ -32,13 +32,10 @@ def measured(options: BenchOptions, progress: Progress) -> tuple[dict[str, Any],
     The file is written after each cell, so that whatever ends the process takes no more than a cell along.
     Raises what `prepared` and `previous` raise.
     """
-    path = options.json
-    old = previous(path, options.update)
-    if path is None:
-        result = prepared(options, old)(progress)
-        return result, result
-    result = prepared(options, old)(progress, lambda result: store(path, result, old))
-    return result, store(path, result, old)
+    old = previous(options.json, options.update)
+    keep = partial(store, options.json, old=old)
+    result = prepared(options, old)(progress, keep)
+    return result, keep(result)
 
 
 def prepared(options: BenchOptions, old: dict[str, Any] | None = None) -> Callable[..., dict[str, Any]]:
@@ -50,16 +47,13 @@ def prepared(options: BenchOptions, old: dict[str, Any] | None = None) -> Callab
     chosen = target(options.device)
     cells, peers = (_swept if options.sweep else _selected)(options, chosen)
     if old is not None:
-        named = {**old, "machine": {**old["machine"], "instruction_set": instruction_sets.of(old["machine"])}}
         here = surroundings(chosen.describe(), chosen.packages)
         for what in ("machine", "device", "versions", "threads"):
-            if named.get(what) != here.get(what):
-                raise ValueError(
-                    f"bench: the file has another {what}, so its cells cannot be kept: leave --update away"
-                )
+            if old.get(what) != here.get(what):
+                raise ValueError(f"bench: the file has another {what}, so its cells cannot be kept: omit --update")
         if options.sweep:  # it goes on where it ended
-            known = {_key(cell) for cell in old["cells"]}
-            cells = [cell for cell in cells if _key(cell.known) not in known]
+            known = {key(cell) for cell in old["cells"]}
+            cells = [cell for cell in cells if key(cell.known) not in known]
     usual = (sweep.SECONDS, sweep.QUICK_SECONDS) if options.sweep else (chosen.seconds, chosen.quick_seconds)
     seconds = options.seconds_of(usual[options.quick])
     return partial(run, chosen, cells, peers, seconds, options.kept() | {"seconds": seconds})
@@ -134,7 +128,7 @@ def run(
 
 
 def dated(began: float) -> dict[str, Any]:
-    """Today, and the seconds since a measurement began."""
+    """The time of today, and the seconds since a measurement began."""
     return {"date": now(), "seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -169,8 +163,8 @@ def previous(path: Path | None, update: bool) -> dict[str, Any] | None:
     return read(path) if update and path and path.exists() else None
 
 
-def store(path: Path, result: dict[str, Any], old: dict[str, Any] | None) -> dict[str, Any]:
-    """Write a result file and return what it holds: the result, and the cells of the old one that are not in it.
+def store(path: Path | None, result: dict[str, Any], old: dict[str, Any] | None) -> dict[str, Any]:
+    """Write a result file, if one is wanted, and return what it holds: the result, and cells of the old one beside.
 
     Each of these keeps the date and the options with which it was measured.
     """
@@ -179,12 +173,9 @@ def store(path: Path, result: dict[str, Any], old: dict[str, Any] | None) -> dic
         kept = [stamped(old, cell) for part in parts for cell in old.get(part, ())]
         every = kept + [cell for part in parts for cell in result[part]]
         order = [*operators(), *graph_operators(), *dict.fromkeys(cell["operator"] for cell in every)]
-        cells = {_key(cell): cell for cell in every}.values()
+        cells = {key(cell): cell for cell in every}.values()
         result = result | _parts(sorted(cells, key=lambda cell: order.index(cell["operator"])))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(result, indent=1) + "\n").encode())
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, (json.dumps(result, indent=1) + "\n").encode())
     return result
-
-
-def _key(cell: dict[str, Any]) -> tuple[str, str, str]:
-    return cell["operator"], cell["workload"], cell["dtype"]

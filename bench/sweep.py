@@ -5,7 +5,6 @@ Rows of every length; axes with something behind them, of many inner sizes; the 
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -92,16 +91,6 @@ class Curve:
         """The best peer's time over ours, by the lengths that have a peer."""
         times = zip(self.lengths, self.ours, self.best, strict=True)
         return {n: best / ours for n, ours, best in times if best is not None}
-
-    @property
-    def mean(self) -> float | None:
-        """The geometric mean of the ratios."""
-        return statistics.geometric_mean(self.ratios.values()) if self.ratios else None
-
-    @property
-    def worst(self) -> tuple[float, int] | None:
-        """The smallest ratio, and the length where it is."""
-        return min(((ratio, n) for n, ratio in self.ratios.items()), default=None)
 
     @property
     def cliff(self) -> tuple[float, int]:

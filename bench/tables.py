@@ -1,6 +1,7 @@
 """A result as text: tables in the terminal, and Markdown for the documents."""
 
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from bench import instruction_sets
-from bench.cells import ATTENTION, GRAPH, LOSSES, PLAIN
+from bench.cells import ATTENTION, GRAPH, LOSSES, PLAIN, SWEEP
 from bench.figures import (
     Figures,
     Result,
@@ -18,12 +19,13 @@ from bench.figures import (
     few_samples,
     figures,
     geometric_mean,
+    key,
     losses,
     machine_line,
     rivals,
 )
 from bench.measure import GIVEN, NEW, OURS, WAYS
-from bench.sweep import Curve, curves, is_sweep, shapes
+from bench.sweep import Curve, curves, shapes
 
 PEERS_IN = ("best peer", "its time", "ratio")
 COLUMNS = (
@@ -34,15 +36,15 @@ STEP_COLUMNS = (
     "function", "shape", "dtype", "time", *PEERS_IN, "memory", "over needed", "its memory", "least of a peer"
 )  # fmt: skip
 TITLES = {
+    PLAIN: "Operators",
     GRAPH: "Operators of training graphs",
     LOSSES: "Losses in PyTorch",
     ATTENTION: "Attention in PyTorch",
+    SWEEP: "Rows of every length",
 }
 WHERE = {GIVEN: "memory that is given", NEW: "new memory"}  # results lie
-SWEEP_TITLE, SHAPES_TITLE = "Rows of every length", "Shapes of networks"
 SHAPES_COLUMNS = ("operator", "shape", "dtype", "given", "GB/s", "of copy", *PEERS_IN)
 SWEEP_COLUMNS = ("operator", "dtype", "along", "lengths", "ratio", "behind", "worst", "at", "step up", "at")
-HOST = "host"  # one more on a device: the time after which a call returns
 NAMES = ("operator", "function")  # columns whose entries are code in Markdown
 RULES = {"l": ":--", "r": "--:"}  # Markdown's marks for columns that are aligned left and right
 PIPE_WIDTH = 200  # of a table in a file or a pipe
@@ -108,11 +110,18 @@ def parts(result: Result) -> Iterator[str | Table]:
     """What is said of a result of cells: where and when, the geometric mean, every cell, and what was left out."""
     yield from filter(None, (machine_line(result), described(result), few_samples(result)))
     if cells := figures(result):
-        yield from (summary(cells), _plain_table(result))
+        yield from (summary(cells), _table(cells))
     if notes := left_out(result):
         yield "\n".join(f"* left out: {line}" for line in notes)
-    yield from _other_tables(result)
-    yield from _sweep_tables(result)
+    if examples := figures(result, GRAPH):
+        yield _table(examples, TITLES[GRAPH])
+    for group, columns in ((LOSSES, STEP_COLUMNS), (ATTENTION, (*STEP_COLUMNS, "ulp"))):
+        if rows := [_step_row(cell)[: len(columns)] for cell in result["cells"] if cell.get("group") == group]:
+            yield Table(columns, rows, TITLES[group])
+    if found := curves(result):
+        yield Table(SWEEP_COLUMNS, list(map(_curve_row, found)), TITLES[SWEEP])
+    if others := shapes(result):
+        yield Table(SHAPES_COLUMNS, list(map(_shape_row, others)), "Shapes of networks")
 
 
 # --- sentences ------------------------------------------------------------------------------------------------------
@@ -131,78 +140,58 @@ def summary(cells: Sequence[Figures]) -> str:
 
 def left_out(result: Result) -> list[str]:
     """The cells that could not be measured, and what kept a peer from how many cells."""
-    lines = [f"{_name(cell)}: {cell['left_out']}" for cell in result.get("left_out", [])]
+    lines = [f"{' '.join(key(cell))}: {cell['left_out']}" for cell in result.get("left_out", [])]
     kept: dict[tuple[str, str], list[str]] = {}
     for cell in result["cells"]:
         for measured in cell["ways"].values():
             for note in measured["notes"].items():
-                kept.setdefault(note, []).append(_name(cell))
+                kept.setdefault(note, []).append(" ".join(key(cell)))
     for (peer, note), names in kept.items():
         where = names[0] if len(names) == 1 else f"{len(names)} cells such as {names[0]}"
         lines.append(f"{peer} in {where}: {note}")
     return lines
 
 
-def _name(cell: dict[str, Any]) -> str:
-    return f"{cell['operator']} {cell['workload']} {cell['dtype']}"
-
-
 def title(result: Result) -> str:
     """What was measured and on what machine: a name for people."""
     groups = dict.fromkeys(cell.get("group", PLAIN) for cell in result.get("cells", ()))
+    kinds = re.sub(
+        ", [A-Z]", lambda found: found[0].lower(), ", ".join(TITLES[each] for each in groups if each in TITLES)
+    )
     if "training" in result:
-        kinds = ["Training steps" if result["training"] else "Training steps with attention"]
-    elif is_sweep(result):
-        kinds = [SWEEP_TITLE]
-    else:
-        own = {PLAIN: "Operators", **{group: TITLES[group] for group in (GRAPH, LOSSES, ATTENTION)}}
-        kinds = [own[group] for group in groups if group in own]
+        kinds = "Training steps" if result["training"] else "Training steps with attention"
     machine = result["machine"]
     if "device" in result:
-        return f"{_listed(kinds)} on {result['device']['name']}"
+        return f"{kinds} on {result['device']['name']}"
     held = "" if "processor_has" in machine else f" ({re.sub('^znver', 'Zen ', machine['llvm_cpu'])})"
-    return f"{_listed(kinds)}: {instruction_sets.title(machine)}, {machine['cpu']}{held}"
-
-
-def _listed(kinds: Sequence[str]) -> str:
-    """Names in one, of which only the first begins with a capital letter."""
-    return ", ".join([*kinds[:1], *(kind[0].lower() + kind[1:] for kind in kinds[1:])])
+    return f"{kinds}: {instruction_sets.title(machine)}, {machine['cpu']}{held}"
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _plain_table(result: Result) -> Table:
-    cells = figures(result)
+def _table(cells: Sequence[Figures], title: str = "") -> Table:
+    """A row for each cell in both ways; on a device one column more, the time after which a call returns."""
     slower = [place for place, cell in enumerate(cells) if any(times.is_slower for times in cell.ways.values())]
-    columns = (*COLUMNS, HOST) if "device" in result else COLUMNS
-    return Table(columns, list(map(_row, cells)), slower=slower)
-
-
-def _other_tables(result: Result) -> Iterator[Table]:
-    """A table for each group of cells that are not plain."""
-    if rows := list(map(_row, figures(result, GRAPH))):
-        yield Table(COLUMNS, rows, TITLES[GRAPH])
-    for group, columns, row_of in (
-        (LOSSES, STEP_COLUMNS, _step_row),
-        (ATTENTION, (*STEP_COLUMNS, "ulp"), lambda cell: [*_step_row(cell), _ulp(cell["error_ulp"])]),
-    ):
-        if rows := [row_of(cell) for cell in result["cells"] if cell.get("group") == group]:
-            yield Table(columns, rows, TITLES[group])
+    columns = (*COLUMNS, "host") if cells[0].first.host_seconds else COLUMNS
+    return Table(columns, list(map(_row, cells)), title, slower=slower)
 
 
 def _row(cell: Figures) -> list[str]:
     ways, first = [cell.ways.get(way) for way in WAYS], cell.first
-    return [
-        cell.operator,
-        cell.workload,
-        cell.dtype,
-        *(text for times in ways for text in ([duration(times.seconds), *_best(times)] if times else [""] * 4)),
-        *_speed(first),
-        _ulp(cell.error_ulp),
-        str(cell.samples),
-        *([] if first.host_seconds is None else [duration(first.host_seconds)]),
-    ]
+    times = [text for times in ways for text in (_times(times) if times else [""] * 4)]
+    host = [] if first.host_seconds is None else [duration(first.host_seconds)]
+    return [*cell.key, *times, *_speed(first), _ulp(cell.error_ulp), str(cell.samples), *host]
+
+
+def _shape_row(cell: Figures) -> list[str]:
+    """A shape of a network in a sweep."""
+    ours, *best = _times(cell.first)
+    return [*cell.key, ours, *_speed(cell.first), *best]
+
+
+def _times(times: Times) -> list[str]:
+    return _compared(times.seconds, times.peer, times.peer_seconds)
 
 
 def _speed(times: Times) -> tuple[str, str]:
@@ -210,64 +199,46 @@ def _speed(times: Times) -> tuple[str, str]:
     return f"{times.gigabytes:.1f}", f"{times.share_of_copy:.0%}"
 
 
-def _best(times: Times) -> tuple[str, str, str]:
-    """The best peer, its time, and that over ours."""
-    if times.peer_seconds is None:
-        return NOBODY, "", ""
-    return times.peer or "", duration(times.peer_seconds), f"{times.ratio:.2f}"
+def _compared(ours: float, peer: str | None, theirs: float | None) -> list[str]:
+    """Our time, the best peer, its time, and that over ours."""
+    best = [peer, duration(theirs), f"{theirs / ours:.2f}"] if peer and theirs else [NOBODY, "", ""]
+    return [duration(ours), *best]
 
 
 def _step_row(cell: Mapping[str, Any]) -> list[str]:
-    """Our time beside the fastest peer's, and what both take beyond arguments, results and gradients.
+    """Our time beside the fastest peer's, what both take beyond arguments, results and gradients, and our error.
 
     `over needed` is our peak over the bytes of these: 1 would be nothing beyond them.
     """
     (ours, peer, theirs), beyond = rivals(cell["ways"][NEW]), cell["beyond"]
     mine = beyond[OURS]
-    best = [peer, _milliseconds(theirs), f"{theirs / ours:.2f}"] if peer and theirs else [NOBODY, "", ""]
     least = min((size for name, size in beyond.items() if name != OURS and size is not None), default=None)
     over = "" if mine is None else f"{1 + mine / cell['needed']:.2f}"
-    known = [cell["operator"], cell["workload"], cell["dtype"], _milliseconds(ours), *best, _mebibytes(mine), over]
-    return [*known, _mebibytes(beyond[peer] if peer else None), _mebibytes(least)]
-
-
-def _sweep_tables(result: Result) -> Iterator[Table]:
-    """A table of the curves, and one of the shapes that lie on none."""
-    if found := curves(result):
-        yield Table(SWEEP_COLUMNS, list(map(_curve_row, found)), SWEEP_TITLE)
-    if others := shapes(result):
-        pairs = [(cell, cell.ways[GIVEN]) for cell in others]
-        rows = [
-            [cell.operator, cell.workload, cell.dtype, duration(times.seconds), *_speed(times), *_best(times)]
-            for cell, times in pairs
-        ]
-        yield Table(SHAPES_COLUMNS, rows, SHAPES_TITLE)
+    memory = [_mebibytes(mine), over, _mebibytes(beyond[peer] if peer else None), _mebibytes(least)]
+    return [*key(cell), *_compared(ours, peer, theirs), *memory, _ulp(cell.get("error_ulp"))]
 
 
 def _curve_row(curve: Curve) -> list[str]:
     """The mean ratio to the best peer, at how many lengths it is below 1, the worst of it, and the largest step up."""
-    worst, at = curve.worst or (None, 0)
+    ratios = curve.ratios
+    behind = sum(round(ratio, 2) < 1 for ratio in ratios.values())
     step, length = curve.cliff
-    behind = sum(round(ratio, 2) < 1 for ratio in curve.ratios.values())
-    mean = f"{curve.mean:.2f}" if curve.mean else NOBODY
-    lowest = (f"{worst:.2f}", str(at)) if worst else ("", "")
-    known = [curve.operator, curve.dtype, curve.along, str(len(curve.lengths)), mean, str(behind)]
-    return [*known, *lowest, f"{step:.2f}", str(length)]
+    best = [NOBODY, str(behind), "", ""]
+    if ratios:
+        worst = min(ratios, key=lambda length: (ratios[length], length))
+        best = [f"{statistics.geometric_mean(ratios.values()):.2f}", str(behind), f"{ratios[worst]:.2f}", str(worst)]
+    return [curve.operator, curve.dtype, curve.along, str(len(curve.lengths)), *best, f"{step:.2f}", str(length)]
 
 
 def duration(seconds: float) -> str:
     """Three digits of seconds, milliseconds or microseconds."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
-    return _milliseconds(seconds) if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def _ulp(error: float | None) -> str:
     return "not finite" if error is None else f"{error:.2f}"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
 
 
 def _mebibytes(size: int | None) -> str:

@@ -26,6 +26,7 @@ ALL = [True, True, True]  # gradients that are wanted
 class Torch:
     """A case's arrays as PyTorch's tensors in the same memory, to be used with opgrad's number of threads in a way.
 
+    is_given: whether results go into memory that is given.
     A setup gets one of these and returns the call to be timed, or None for arguments that torch cannot take. Each call
     returns the operator's results, in its order, as far as torch has them, in new memory or in the case's arrays. It
     raises NoSuchWay where torch has no kernel that works this way, but for an `out` that copies. Indices are converted
@@ -35,7 +36,7 @@ class Torch:
     def __init__(self, case: Case, way: str = GIVEN):
         self.torch = importlib.import_module("torch")
         self.torch.set_num_threads(opgrad.get_num_threads())
-        self.aten, self.case, self.way = self.torch.ops.aten, case, way
+        self.aten, self.case, self.way, self.is_given = self.torch.ops.aten, case, way, way == GIVEN
         self.values = {name: self._converted(value) for name, value in case.values.items()}
         self.results = {name: self._converted(value) for name, value in case.results.items()}
 
@@ -71,11 +72,6 @@ class Torch:
         """What makes zeros, in new memory or in the memory given."""
         return (lambda: given.zero_()) if self.is_given else (lambda: self.torch.zeros_like(given))
 
-    @property
-    def is_given(self) -> bool:
-        """Whether results go into memory that is given."""
-        return self.way == GIVEN
-
     def into(self, function: str, *given: Any, **keywords: Any) -> Callable[..., Any]:
         """The call with these arguments, which writes into the results named by keyword, or makes new ones.
 
@@ -93,10 +89,6 @@ class Torch:
         only(NEW, self.way)
         packet = getattr(found, "overloadpacket", None)
         return partial(found if packet is None or not memory else packet.default, *arguments, **others)
-
-    def fastest(self, *calls: Call) -> Call:
-        """That of several calls for the same thing which takes the least time."""
-        return fastest(*calls)
 
 
 Setup = Callable[[Torch], Call | None]
@@ -117,24 +109,14 @@ class Traced(Torch):
     """The same case with other tensors as its arguments, which torch.compile traces through a setup."""
 
     def __init__(self, like: Torch, values: Mapping[str, Any]):
-        self.torch, self.aten, self.case, self.way = like.torch, like.aten, like.case, like.way
-        self.values, self.results = {**like.values, **values}, like.results
-
-    def fastest(self, *calls: Call) -> Call:
-        """The first: while a call is traced, it takes no time."""
-        return calls[0]
+        vars(self).update(vars(like) | {"values": {**like.values, **values}})
 
 
 def compiled(call: Callable[..., Any]) -> Callable[..., Any]:
     """What torch.compile makes of a call, for tensors of one shape; it compiles when it is first called."""
-    torch = importlib.import_module("torch")
+    torch: Any = importlib.import_module("torch")
     torch.compiler.reset()  # after 8 calls PyTorch would compile no more
-
-    def run(*arrays: Any) -> object:
-        return call(*arrays)
-
-    made: Callable[..., Any] = torch.compile(run, dynamic=False, fullgraph=True)
-    return made
+    return torch.compile(lambda *arrays: call(*arrays), dynamic=False, fullgraph=True)  # type: ignore[no-any-return]
 
 
 def fastest(*calls: Call) -> Call:
@@ -181,18 +163,6 @@ def _weighted_loss_grad(t: Torch) -> Call:
     log_softmax = t.into("aten._log_softmax_backward_data.out", out="dlogits")
     given = (log_prob, t["labels"], None, 0, IGNORE_INDEX, log_prob.new_zeros(()))
     return lambda: log_softmax(nll(weight * (dy / weight.sum()), *given), log_prob, 1, log_prob.dtype)
-
-
-def _loss_only(t: Torch) -> Call:
-    """One number, for which no memory need be given.
-
-    These tensors need no gradient, so nothing is kept for one; entering no_grad at each call would cost 4 µs.
-    """
-    return partial(t.torch.nn.functional.cross_entropy, t["logits"], t["labels"])
-
-
-def _loss_grad(t: Torch) -> Call:
-    return partial(_backward(t, t["dy"], t["log_prob"]), t["log_prob"])
 
 
 def _backward(t: Torch, dy: Any, like: Any) -> Callable[[Any], Any]:
@@ -244,7 +214,7 @@ def _rows_grad(t: Torch) -> Call:
     if t.is_given:
         return added
     embedding = t.into("aten.embedding_dense_backward", dy, indices, len(dx), -1, False)
-    return embedding if dy.is_cuda else t.fastest(embedding, added)
+    return embedding if dy.is_cuda or isinstance(t, Traced) else fastest(embedding, added)
 
 
 def _from_start(t: Torch, x: Any) -> Any:
@@ -257,21 +227,16 @@ def _gather_grad(t: Torch) -> Call:
     return lambda: zeros().scatter_add_(axis, indices, dy)
 
 
-def _paired(t: Torch, x: Any) -> tuple[Any, Any]:
-    """x as slices in one row, and the places there of those that pairs of indices name."""
+def _paired(t: Torch, x: Any) -> tuple[Any, int, Any]:
+    """x as slices in one row, its axis, and the places there of those that pairs of indices name."""
     first, second = (place.long().remainder(x.shape[axis]) for axis, place in enumerate(t["indices"].unbind(-1)))
-    return x.flatten(0, 1), first * x.shape[1] + second
-
-
-def _gather_nd(t: Torch) -> Call:
-    slices, places = _paired(t, t["x"])
-    return t.into("index_select", slices, 0, places, out="y")
+    return x.flatten(0, 1), 0, first * x.shape[1] + second
 
 
 def _gather_nd_grad(t: Torch) -> Call:
-    (slices, places), dy, dx = _paired(t, t["dx"]), t["dy"], t["dx"]
+    (slices, axis, places), dy, dx = _paired(t, t["dx"]), t["dy"], t["dx"]
     zeros = t.zeros(slices)
-    return lambda: zeros().index_add_(0, places, dy).view(dx.shape)
+    return lambda: zeros().index_add_(axis, places, dy).view(dx.shape)
 
 
 def _slice_grad(t: Torch) -> Call:
@@ -350,13 +315,13 @@ def _pass_through(t: Torch) -> Call:
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
+def _with_bias(t: Torch) -> Call:
+    return t.into("add", "x", "bias", out=t.like("x"))
+
+
 def _bias_gelu_grad(approximate: str, t: Torch) -> Call:
     gelu = t.into("aten.gelu_backward.grad_input", "dy", approximate=approximate, grad_input="dx")
-    return chained(t.into("add", "x", "bias", out=t.like("x")), gelu)
-
-
-def _bias_softmax(t: Torch) -> Call:
-    return chained(t.into("add", "x", "bias", out=t.like("x")), t.into("softmax", dim=-1, out="y"))
+    return chained(_with_bias(t), gelu)
 
 
 def _softmax_dropout_grad(t: Torch) -> Call:
@@ -365,13 +330,13 @@ def _softmax_dropout_grad(t: Torch) -> Call:
     return chained(dropout, lambda gradient: softmax(gradient, t["y"], -1, gradient.dtype))
 
 
-def _gated(t: Torch) -> Call:
-    return chained(t.into("aten.silu.out", "gate", out=t.like("gate")), t.into("mul", "up", out="y"))
+def _activated(t: Torch) -> Call:
+    return t.into("aten.silu.out", "gate", out=t.like("gate"))
 
 
 def _gated_grad(t: Torch) -> Call:
     """The activation's gradient by dy * up, and dy * the activation, which is computed again."""
-    by_up, activate = t.into("mul", "dy", "up", out=t.like("dy")), t.into("aten.silu.out", "gate", out=t.like("dy"))
+    by_up, activate = t.into("mul", "dy", "up", out=t.like("dy")), _activated(t)
     backward, mul = t.into("aten.silu_backward.grad_input", grad_input="dgate"), t.into("mul", "dy", out="dup")
     return lambda: (backward(by_up(), t["gate"]), mul(activate()))
 
@@ -454,8 +419,9 @@ TORCH: Setups = {
     "softmax_grad": direct("aten._softmax_backward_data.out", "dy", "y", "axis", "y.dtype", grad_input="dx"),
     "log_softmax_grad": direct("aten._log_softmax_backward_data.out", "dy", "y", "axis", "y.dtype", out="dx"),
     "softmax_cross_entropy_loss": _loss,
-    "softmax_cross_entropy_loss_only": _loss_only,
-    "softmax_cross_entropy_loss_grad": _loss_grad,
+    # One number, for which no memory need be given, of tensors that need no gradient; no_grad would cost 4 µs a call.
+    "softmax_cross_entropy_loss_only": lambda t: partial(t.torch.nn.functional.cross_entropy, t["logits"], t["labels"]),
+    "softmax_cross_entropy_loss_grad": lambda t: partial(_backward(t, t["dy"], t["log_prob"]), t["log_prob"]),
     "softmax_cross_entropy_loss_and_grad": _loss_and_grad,
     "relu": lambda t: t.into("clamp_min", "x", 0, out="y") if t.is_given else t.into("relu", "x"),
     "sigmoid": direct("sigmoid", "x", out="y"),
@@ -478,7 +444,7 @@ TORCH: Setups = {
     "accumulate": direct("add", "buffer", "value", out="sum"),
     "gather_elements": lambda t: t.into("gather", "x", "axis", _from_start(t, t["x"]), out="y"),
     "gather_elements_grad": _gather_grad,
-    "gather_nd": _gather_nd,
+    "gather_nd": lambda t: t.into("index_select", *_paired(t, t["x"]), out="y"),
     "gather_nd_grad": _gather_nd_grad,
     "slice_grad": _slice_grad,
     "concat_training": direct("cat", "arrays", "axis", out="y"),
@@ -498,12 +464,12 @@ TORCH: Setups = {
     "fast_gelu_grad": direct("aten.gelu_backward.grad_input", "dy", "x", approximate="tanh", grad_input="dx"),
     "bias_gelu_grad_dx": partial(_bias_gelu_grad, "none"),
     "bias_fast_gelu_grad_dx": partial(_bias_gelu_grad, "tanh"),
-    "gated_linear_unit": _gated,
+    "gated_linear_unit": lambda t: chained(_activated(t), t.into("mul", "up", out="y")),
     "gated_linear_unit_grad": _gated_grad,
     "dropout": direct("native_dropout", "x", "ratio", True),  # by random numbers of torch's own
     "dropout_grad": lambda t: t.into("aten.native_dropout_backward", "dy", "mask", 1 / (1 - t["ratio"])),
     "fake_quant_grad": lambda t: t.into("where", "mask", "dy", t.torch.zeros((), dtype=t["dy"].dtype), out="dx"),
-    "bias_softmax": _bias_softmax,
+    "bias_softmax": lambda t: chained(_with_bias(t), t.into("softmax", dim=-1, out="y")),
     "attention": direct(FLASH, "q", "k", "v", 0.0, "causal"),
     "attention_grad": direct(f"{FLASH}_backward", "dy", "q", "k", "v", "y", "lse", 0.0, "causal"),
     "softmax_dropout_grad": _softmax_dropout_grad,

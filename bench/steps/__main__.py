@@ -29,8 +29,7 @@ def steps(options: StepOptions, folders: Folders = None) -> None:
     with told(CELL + options.seconds_of(SECONDS)) as progress:
         result = run(options, progress, folders or ())
     show(console(), parts(result))
-    if options.json is not None:
-        store(options.json, result, None)
+    store(options.json, result, None)
     if options.plot is not None:
         save(drawing(result), options.plot)
 

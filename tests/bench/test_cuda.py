@@ -192,20 +192,11 @@ def overwriting_loss(logits, labels):
 
 @pytest.fixture
 def libraries(monkeypatch):
-    """Stand-ins for Liger-Kernel and QuACK."""
-    softmax = partial(torch.softmax, dim=-1)
-
-    def fused(logits, labels, return_dx):
-        assert return_dx
-        losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-        return losses, torch.softmax(logits, 1) - torch.nn.functional.one_hot(labels, logits.shape[1])
-
-    given = {"liger_softmax": softmax, "liger_cross_entropy": overwriting_loss}
+    """A stand-in for Liger-Kernel."""
+    given = {"liger_softmax": partial(torch.softmax, dim=-1), "liger_cross_entropy": overwriting_loss}
     with_module(monkeypatch, "liger_kernel")
     with_module(monkeypatch, "liger_kernel.transformers")
     with_module(monkeypatch, "liger_kernel.transformers.functional", **given)
-    with_module(monkeypatch, "quack", softmax=softmax, cross_entropy=torch.nn.functional.cross_entropy)
-    with_module(monkeypatch, "quack.cross_entropy", cross_entropy_fwd=fused)
 
 
 @pytest.mark.usefixtures("libraries")
@@ -213,34 +204,32 @@ def test_libraries_that_take_matrices():
     assert installed(target.PEERS) == list(target.PEERS)
     for name in ("softmax", "softmax_grad", "softmax_cross_entropy_loss_only"):
         case = case_of(name, (6, 7))
-        found, notes = target.calls([case], ["liger", "quack"], NEW, int)
+        found, notes = target.calls([case], ["liger"], NEW, int)
         assert not notes
-        assert compared(case, found["quack"][0]) < TOLERANCE
         assert name.endswith("only") or compared(case, found["liger"][0]) < TOLERANCE
     case = case_of("softmax_cross_entropy_loss_and_grad", (6, 7))
     before = case.values["logits"].clone()
-    found, notes = target.calls(case.copies(2), ["liger", "quack"], NEW, int)
-    assert (len(found["liger"]), len(found["quack"]), notes) == (2, 2, {})
+    found, notes = target.calls(case.copies(2), ["liger"], NEW, int)
+    assert (len(found["liger"]), notes) == (2, {})
     assert torch.equal(case.values["logits"], before)
 
 
 @pytest.mark.usefixtures("libraries")
 def test_what_a_library_does_not_take_is_noted(monkeypatch):
     case = case_of("softmax", (2, 3, 4, 4), attributes={"axis": 1})
-    found, notes = target.calls([case], ["liger", "quack"], NEW, int)
+    found, notes = target.calls([case], ["liger"], NEW, int)
     assert not found
-    assert notes == dict.fromkeys(("liger", "quack"), "takes matrices alone, whose rows it reduces")
-    assert target.calls([case_of("relu", (9,))], ["liger", "quack"], NEW, int) == ({}, {})
+    assert notes == {"liger": "takes matrices alone, whose rows it reduces"}
+    assert target.calls([case_of("relu", (9,))], ["liger"], NEW, int) == ({}, {})
 
     def refuse(*_):
         raise AssertionError("Unsupported dtype\nmore of it")
 
-    monkeypatch.setattr(sys.modules["quack"], "softmax", refuse)
+    monkeypatch.setattr(sys.modules["liger_kernel.transformers.functional"], "liger_softmax", refuse)
+    case = case_of("softmax", (4, 5))
+    assert target.calls([case], ["liger"], NEW, int) == ({}, {"liger": "AssertionError: Unsupported dtype"})
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers.functional", None)
-    found, notes = target.calls([case_of("softmax", (4, 5))], ["liger", "quack"], NEW, int)
-    assert not found
-    assert notes["quack"] == "AssertionError: Unsupported dtype"
-    assert notes["liger"].startswith("ModuleNotFoundError: ")
+    assert target.calls([case], ["liger"], NEW, int)[1]["liger"].startswith("ModuleNotFoundError: ")
 
 
 def test_long_reasons_are_cut():
@@ -273,7 +262,7 @@ def test_long_calls_are_timed_one_by_one():
 
 
 def test_results_are_kept_for_a_round():
-    contestant = target.Contestant([lambda: "first", lambda: "second"])
+    contestant = target.Contestant([lambda: "first", lambda: "second"], itertools.count(), HostClock())
     contestant.run(1, 1)
     assert contestant.results == [None, "second"]
     contestant.run(2, 2)
@@ -344,7 +333,7 @@ def test_the_command_measures_cuda(tmp_path):
     assert result["device"] == DEVICE
     assert result["options"]["device"] == "cuda"
     assert result["versions"]["torch"] == torch.__version__
-    assert {"triton", "liger-kernel", "quack-kernels"} <= set(result["versions"])
+    assert {"triton", "liger-kernel"} <= set(result["versions"])
     assert [cell["operator"] for cell in result["cells"]] == ["relu", "softmax"]
     assert all(cell.first.host_seconds for cell in figures(result))
     assert plot_file.read_bytes().startswith(b"\x89PNG")
@@ -353,7 +342,7 @@ def test_the_command_measures_cuda(tmp_path):
 def cuda_result(stand_in):
     cell = Cell(operators()["softmax"], Workload((8, 9), headline=True), "float32")
     result = run(stand_in, [cell], ["torch"], 0, {}, lambda *_: None)
-    result["cells"][0]["ways"][NEW]["notes"] = {"quack": "takes no such thing"}
+    result["cells"][0]["ways"][NEW]["notes"] = {"liger": "takes no such thing"}
     return result
 
 
@@ -367,7 +356,7 @@ def test_the_report_has_cpu_and_cuda_apart(stand_in, tmp_path):
     text = report.cuda_benchmark(tmp_path, tmp_path / "docs")
     line = "A device (2 multiprocessors, L2 1 MiB, memory 1 GiB), driver 1.2, CUDA 13.0; on "
     assert f"### Operators on A device\n\n{line}" in text
-    assert "* left out: quack in softmax 8x9 float32: takes no such thing" in text
+    assert "* left out: liger in softmax 8x9 float32: takes no such thing" in text
     assert report.cuda_speed(tmp_path, tmp_path).startswith("On CUDA, A device: Over 1 cells, ")
     (tmp_path / "README.md").write_text("<!-- cuda-speed:begin -->\n<!-- cuda-speed:end -->\n")
     report.write(tmp_path)
@@ -376,7 +365,7 @@ def test_the_report_has_cpu_and_cuda_apart(stand_in, tmp_path):
 
 
 def test_a_line_names_device_and_versions(stand_in):
-    line = machine_line(cuda_result(stand_in) | {"date": "today", "versions": {"torch": "2", "quack": None}})
+    line = machine_line(cuda_result(stand_in) | {"date": "today", "versions": {"torch": "2", "liger": None}})
     assert line.endswith("; torch 2; today.")
 
 

@@ -15,7 +15,7 @@ import opgrad
 from bench import plots
 from bench.figures import figures, read
 from bench.measure import GIVEN, NEW, WAYS
-from bench.tables import title
+from bench.tables import WHERE, title
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +91,6 @@ def test_instruction_sets_have_panels_of_their_own():
     results = [made_up_result([ratio]) for ratio in (2.0, 3.0)]
     results[1]["machine"] |= {"vector_bits": 512}
     drawn = plots.drawing(*results)
-    titles = [f"{name}, {plots.TITLES[way]}" for name in ("AVX2", "AVX-512") for way in WAYS]
+    titles = [f"{name}, results in {WHERE[way]}" for name in ("AVX2", "AVX-512") for way in WAYS]
     assert [axes.get_title(loc="left") for axes in drawn.axes] == titles
     assert [dots(axes)[0] for axes in drawn.axes] == [{}, {"float32": [2.0]}, {}, {"float32": [3.0]}]

@@ -14,7 +14,7 @@ from target import target
 from bench.cells import Cell, select
 from bench.command import BenchOptions
 from bench.cuda import Cuda
-from bench.figures import medians
+from bench.figures import key, medians
 from bench.measure import COPY, NEW, OURS
 from bench.peers import COMPILE
 from bench.run import previous, run, store
@@ -69,7 +69,7 @@ def main() -> None:
     def keep(result: dict) -> None:
         store(path, result, old)
         found = [*result["cells"], *result["left_out"]]
-        (cell,) = [each for each in found if (name := _name(each)) not in told and not told.append(name)]
+        (cell,) = [each for each in found if (name := " ".join(key(each))) not in told and not told.append(name)]
         line = _line(cell)
         results.append("cell", line)
         print(" ".join(f"{key} {value}" for key, value in line.items()), flush=True)
@@ -86,18 +86,14 @@ def _cells(chosen: Cuda, wanted: Sequence[tuple[str, str, str]]) -> list[Cell]:
     return [known[key] for key in wanted if key in known]
 
 
-def _name(cell: dict) -> str:
-    return f"{cell['operator']} {cell['workload']} {cell['dtype']}"
-
-
 def _line(cell: dict) -> dict[str, object]:
     """What the last table says of a cell."""
     if "left_out" in cell:
-        return {"cell": _name(cell), "left_out": cell["left_out"]}
+        return {"cell": " ".join(key(cell)), "left_out": cell["left_out"]}
     times = medians(cell["ways"][NEW])
     copy = cell["copied_bytes"] / cell["copy"]["median"]
     return {
-        "cell": _name(cell), "regime": cell["regime"],
+        "cell": " ".join(key(cell)), "regime": cell["regime"],
         "us": 1e6 * times[OURS], "GB/s": cell["bytes"] / times[OURS] / 1e9,
         "share": cell["bytes"] / times[OURS] / copy, "given us": 1e6 * medians(cell["ways"]["given"])[OURS],
         "host us": 1e6 * cell["ways"][NEW]["times"][OURS]["host"], "error ulp": cell["error_ulp"],
