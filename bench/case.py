@@ -10,7 +10,7 @@ import numpy as np
 
 import opgrad
 from bench.cells import SWEEP, Cell, large_cases
-from bench.measure import GIVEN, NEW, WAYS, Call
+from bench.measure import GIVEN, WAYS, Call
 from opgrad.call.arrays import as_given, expanded, spec_of
 from opgrad.cli.examples import examples, expected
 from opgrad.cli.examples.arguments import ArraySource, Numpy, arguments, called, error_in_ulp, reference
@@ -32,19 +32,19 @@ def signature(
 class Case:
     """A cell with its memory, in NumPy arrays.
 
-    values: the call's arguments by name. results: memory for the results by name; everybody writes there who can.
-    general, given: the operator that the call stands for, and its arguments. traffic: the fewest bytes that must move,
-    each input once and each result once.
+    values, written: the call's arguments by name, and those of a call with results in memory that is given.
+    results: memory for the results by name; everybody writes there who can. general, given: the operator that the call
+    stands for, and its arguments. traffic: the fewest bytes that must move, each input once and each result once.
     What concerns the library that arrays are of stands in `source`, `empty`, `placed`, `numpy` and `prepared`.
     """
 
     def __init__(self, cell: Cell):
         self.cell, self.op, self.shape = cell, cell.op, cell.workload.shape
-        self.dtype = cell.dtype
+        self.dtype, self.positional = cell.dtype, cell.op.parameters
         self.axis = int(cell.workload.attributes.get("axis", 0 if cell.op.kind == "slices" else -1))
         # How it can be called: what the sweep measures writes into memory that is given and nowhere else.
         self.ways: tuple[str, ...] = (GIVEN,) if cell.workload.group == SWEEP else WAYS
-        self.values = self.arguments(cell)
+        self.values = self.written = self.arguments(cell)
         prepared = self.prepared()
         self.results = {name: self.empty(spec.shape, spec.dtype) for name, spec in prepared.results.items()}
         self.traffic: int = prepared.bytes
@@ -107,14 +107,15 @@ class Case:
 
     def call(self, way: str = GIVEN) -> Call:
         """The operator on these arrays, called as a user would."""
-        given = dict(self.values)
-        leading = [given.pop(name) for name in takewhile(given.__contains__, self.op.parameters)]
+        given = dict(self.written if way == GIVEN else self.values)
+        leading = [given.pop(name) for name in takewhile(given.__contains__, self.positional)]
         return partial(getattr(opgrad, self.op.name), *leading, **given, **self.out(way))
 
     def out(self, way: str) -> dict[str, Any]:
         """The argument `out` of a call that works this way."""
-        out = tuple(self.results.values())
-        return {"out": out if len(out) > 1 else out[0]} if way == GIVEN else {}
+        out = list(self.results.values())
+        several = self.op.general is not None and any(tensor.several for tensor in self.op.results.values())
+        return {"out": out if several else tuple(out) if len(out) > 1 else out[0]} if way == GIVEN else {}
 
     def error(self) -> float:
         """The worst error in ulp of the results as they stand, on a sample of rows if they are large."""
@@ -167,7 +168,7 @@ class GraphCase(Case):
 
     def __init__(self, cell: Cell):
         super().__init__(cell)
-        self.written = self.values  # the arguments of a call with results in given memory
+        self.positional = ()
         if self.op.family == IN_PLACE:
             self.share()
 
@@ -185,15 +186,6 @@ class GraphCase(Case):
         shapes = ["x".join(map(str, each.shape)) or "1" for each in values if isinstance(each, np.ndarray)]
         counted = {shape: shapes.count(shape) for shape in shapes}
         return ", ".join(f"{count} of {shape}" if count > 1 else shape for shape, count in counted.items())
-
-    def call(self, way: str = GIVEN) -> Call:
-        """The operator on these arrays, called as a user would."""
-        function = getattr(opgrad, self.op.name)
-        if way == NEW:
-            return partial(function, **self.values)
-        several = self.op.general is not None and any(tensor.several for tensor in self.op.results.values())
-        out = {"out": list(self.results.values())} if several else self.out(way)
-        return partial(function, **self.written, **out)
 
     def error(self) -> float:
         """The worst error of the results in ulp; infinite if an integer or a truth value is wrong."""

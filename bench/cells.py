@@ -141,9 +141,6 @@ SLICES = (
 )
 
 
-EXAMPLE = Workload((), group=GRAPH, quick=True)
-
-
 @cache
 def large_cases(name: str) -> Sequence[Any]:
     """The cases of an operator of training graphs, of which `opgrad.cli.examples` makes the large examples."""
@@ -170,8 +167,6 @@ def _forms(group: str, forms: Iterable[str], shapes: Sequence[Shape]) -> list[Wo
 
 
 LAYERS = _forms(LOSSES, [""], tuple((512, 32000, hidden) for hidden in (64, 256, 512, 1024)))
-ONE_LAYER = LAYERS[1:2]
-
 Workloads = Mapping[str, Sequence[Workload]]  # by kind of operator, or by the name of a step
 WORKLOADS: Workloads = {
     "elements": ELEMENTS,
@@ -180,8 +175,8 @@ WORKLOADS: Workloads = {
     "slices": SLICES,
     LOGITS: _forms(LOSSES, FORMS, ((512, 32000),)),
     LINEAR: LAYERS,
-    DIVERGENCE: ONE_LAYER,
-    LOG_PROBABILITY: ONE_LAYER,
+    DIVERGENCE: LAYERS[1:2],
+    LOG_PROBABILITY: LAYERS[1:2],
     ATTENTION_FUNCTION: _forms(ATTENTION, ATTENTION_FORMS, ATTENTION_SHAPES),
 }
 
@@ -221,30 +216,25 @@ def select(
     """
     others = {**graph_operators(), **functions()} if workloads is WORKLOADS else {}
     declared = {**operators(), **others}
-    _check("operator", ops, declared)
-    _check("group", groups, GROUPS)
-    check_dtypes(dtypes)
+    for what, names, known in (("operator", ops, declared), ("group", groups, GROUPS), ("dtype", dtypes, FLOATS)):
+        check(what, names, known)
     asked = list(map(_shape, shapes))
     return [
         Cell(op, workload, dtype)
         for op in [declared[name] for name in ops or declared]
-        for table in [_table(op, workloads)]
+        for table in [workloads[op.kind] if op.name in operators() else workloads.get(op.name) or _examples(op)]
         for workload in (_of_shapes(op, table, asked) if asked else table)
         if (not groups or workload.group in groups) and (asked or workload.quick or not quick)
         for dtype in _dtypes(workload, dtypes, quick)
     ]
 
 
-def _table(op: Operator, workloads: Workloads) -> Sequence[Workload]:
-    """The plain workloads of an operator; those of a step; or the examples that there are."""
-    return workloads[op.kind] if op.name in operators() else workloads.get(op.name) or _examples(op)
-
-
 def _examples(op: Operator) -> list[Workload]:
     """The large examples of an operator of training graphs, the first of them quick, in the dtypes that it takes."""
     floats = {name for tensor in op.inputs.values() for name in tensor.dtypes}
     dtypes = tuple(dtype for dtype in (*DTYPES, UNASKED) if dtype in floats)
-    return [replace(EXAMPLE, example=i, quick=not i, dtypes=dtypes) for i in range(len(large_cases(op.name)))]
+    count = len(large_cases(op.name))
+    return [Workload((), group=GRAPH, quick=not i, dtypes=dtypes, example=i) for i in range(count)]
 
 
 def _of_shapes(op: Operator, table: Sequence[Workload], shapes: Sequence[Shape]) -> Iterator[Workload]:
@@ -266,15 +256,11 @@ def _dtypes(workload: Workload, dtypes: Sequence[str], quick: bool) -> Sequence[
     return found[:1] if quick else found
 
 
-def check_dtypes(dtypes: Sequence[str]) -> None:
-    """Raise ValueError for a dtype that is not known."""
-    _check("dtype", dtypes, FLOATS)
-
-
-def _check(what: str, names: Sequence[str], known: Sequence[str] | Mapping[str, Any]) -> None:
+def check(what: str, names: Iterable[str], known: Iterable[str], of: str = "one of") -> None:
+    """Raise ValueError for a name that is not known."""
     for name in names:
         if name not in known:
-            raise ValueError(f"bench: {what} is {name!r}, expected one of {', '.join(known)}")
+            raise ValueError(f"bench: {what} is {name!r}, expected {of} {', '.join(known)}")
 
 
 def _shape(text: str) -> Shape:

@@ -26,6 +26,7 @@ from opgrad.contract import DTYPES
 MOST_COPIED = 1 << 28  # bytes moved: beyond the cache, more of them are not slower
 
 
+@lru_cache(maxsize=8)  # the cells with the largest arrays share one
 class Copy:
     """A call that copies: half of `traffic` bytes are read, half written; `bytes` is what that comes to.
 
@@ -37,12 +38,6 @@ class Copy:
         self.source.fill(1.0)
         self.bytes = self.source.nbytes + self.target.nbytes
         self.copy = partial(opgrad.scale, self.source, np.ones(1, np.float32), out=self.target)
-
-
-@lru_cache(maxsize=8)
-def copier(traffic: int) -> Copy:
-    """The copy for a cell that moves so many bytes; the cells with the largest arrays share one."""
-    return Copy(traffic)
 
 
 TORCH = "torch"
@@ -61,9 +56,9 @@ class StepCase:
     """
 
     leaves: list[Any]
-    upstream: Any = None
     kept: int
     needed: int
+    upstream: Any = None
     longest: Mapping[str, float] = {}
 
     def __init__(self, cell: Cell):
@@ -98,7 +93,7 @@ class StepCase:
         return result
 
     def beyond(self, call: Call) -> int | None:
-        """Bytes that a call takes beyond results and gradients."""
+        """Bytes that a step takes beyond results and gradients."""
         for leaf in self.leaves:
             leaf.grad = None
         grown = growth(call)
@@ -173,14 +168,13 @@ class LossCase(StepCase):
         if self.teacher:
             logs = torch.stack([each.log_softmax(-1) for each in (z, functional.linear(*self.teacher))])
             mixture = logs.logsumexp(0) - math.log(2)
-            return (
-                functional.kl_div(mixture.expand_as(logs), logs, reduction="none", log_target=True).sum() / 2 / len(x)
-            )
+            apart = functional.kl_div(mixture.expand_as(logs), logs, reduction="none", log_target=True)
+            return apart.sum() / 2 / len(x)
         z = torch.tanh(z / options["softcap"]) * options["softcap"] if "softcap" in options else z
         z = z / options["temperature"] if "temperature" in options else z
         if shift := options.get("shift", 0):
             target = functional.pad(target[shift:], (0, shift), value=IGNORED)
-        given = {"weight": options.get("weight"), "label_smoothing": options.get("label_smoothing", 0.0)}
+        given = {name: options[name] for name in ("weight", "label_smoothing") if name in options}
         if items := options.get("num_items"):
             loss = functional.cross_entropy(z, target, reduction="sum", **given) / items
         else:
@@ -243,19 +237,13 @@ def measure(cell: Cell, names: Sequence[str], seconds: float) -> dict[str, Any]:
         return {**cell.known, "left_out": "needs PyTorch"}
     steps = {name: partial(case.step, function) for name, function in case.functions(names).items()}
     steps[OURS]()
-    error = case.error()
-    others = [name for name in steps if name != OURS]
+    error, others = case.error(), [name for name in steps if name != OURS]
     race = partial(interleaved, seconds=seconds)
     found = raced({NEW: steps[OURS]}, lambda way: tried(others, steps.get, case.longest), race)
-    return {
-        **cell.known,
-        "group": cell.workload.group,
-        "headline": False,
-        **({} if error is None else {"error_ulp": finite(error)}),
-        "beyond": {name: case.beyond(steps[name]) for name in found["ways"][NEW]["times"]},
-        "needed": case.needed,
-        **found,
-    }
+    beyond = {name: case.beyond(steps[name]) for name in found["ways"][NEW]["times"]}
+    known = cell.known | {"group": cell.workload.group, "headline": False}
+    known |= {} if error is None else {"error_ulp": finite(error)}
+    return {**known, "beyond": beyond, "needed": case.needed, **found}
 
 
 def growth(call: Call) -> int | None:
@@ -266,13 +254,13 @@ def growth(call: Call) -> int | None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except (OSError, AttributeError, TypeError):
         return None
-    before = _resident()
+    before = _resident("VmRSS")
     call()
     return _resident("VmHWM") - before
 
 
-def _resident(field: str = "VmRSS") -> int:
-    """Bytes of this process's memory: now, or at most since it was last cleared (VmHWM)."""
+def _resident(field: str) -> int:
+    """Bytes of this process's memory: now (VmRSS), or at most since it was last cleared (VmHWM)."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(field))
 
@@ -308,17 +296,11 @@ class Target:
             return measure(cell, names, seconds)
         case = (GraphCase if cell.workload.group == GRAPH else Case)(cell)
         case.call(GIVEN)()
-        error, copy = case.error(), copier(min(case.traffic, MOST_COPIED))
+        error, copy = case.error(), Copy(min(case.traffic, MOST_COPIED))
         chosen = [name for name in names if name != COMPILE or case.traffic >= COMPILED_FROM]
         ours = {way: case.call(way) for way in case.ways}
         race = partial(interleaved, seconds=seconds)
-        return {
-            **cell.known,
-            "workload": case.label,
-            "headline": cell.workload.headline,
-            **({} if cell.workload.group == PLAIN else {"group": cell.workload.group}),
-            "bytes": case.traffic,
-            "copied_bytes": copy.bytes,
-            "error_ulp": finite(error),
-            **raced(ours, lambda way: peers.calls(case, chosen, way), race, copy.copy),
-        }
+        known = cell.known | {"workload": case.label, "headline": cell.workload.headline}
+        known |= {} if cell.workload.group == PLAIN else {"group": cell.workload.group}
+        known |= {"bytes": case.traffic, "copied_bytes": copy.bytes, "error_ulp": finite(error)}
+        return known | raced(ours, lambda way: peers.calls(case, chosen, way), race, copy.copy)

@@ -210,7 +210,7 @@ class TensorCase(Case):
 
     def _copy(self) -> "TensorCase":
         made = copy.copy(self)
-        made.values = {
+        made.values = made.written = {
             name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in self.values.items()
         }
         made.results = {name: torch.empty_like(value) for name, value in self.results.items()}
@@ -374,18 +374,16 @@ class Cuda(Target):
         error, traffic = case.error(), case.traffic
         cases = case.copies(self.copies(traffic))
         copied = min(traffic, MOST_COPIED)
+        small = traffic < SMALL
+        known = {"headline": cell.workload.headline, "copies": len(cases), "clock": "host" if small else "device"}
+        known |= {"regime": case.regime(), "bytes": traffic, "copied_bytes": 2 * _half(copied)}
         return {
-            "headline": cell.workload.headline,
-            "copies": len(cases),
-            "clock": "host" if traffic < SMALL else "device",
-            "regime": case.regime(),
-            "bytes": traffic,
-            "copied_bytes": 2 * _half(copied),
+            **known,
             "error_ulp": finite(error),
             **raced(
                 {way: [each.call(way) for each in cases] for way in WAYS},
                 lambda way: calls(cases, names, way, clock.wait),
-                partial(interleaved, seconds=seconds, clock=clock, small=traffic < SMALL),
+                partial(interleaved, seconds=seconds, clock=clock, small=small),
                 [self._copy(copied) for _ in cases],
             ),
         }

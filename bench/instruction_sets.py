@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.cells import check
 from opgrad.cpu.compiler.cache import directory
 from opgrad.cpu.compiler.decorators import vector_bytes
 
@@ -68,21 +69,14 @@ def hold(name: str, program: str) -> None:
     own = {64: AVX512, 32: AVX2}.get(vector_bytes())
     if not name:
         return
-    if name not in TITLES:
-        raise ValueError(f"bench: isa is {name!r}, expected of {', '.join(TITLES)}")
+    check("isa", [name], TITLES, "of")
     if own is None or (name == AVX512 and own == AVX2):
         raise ValueError(f"bench: isa is {name!r}, but this processor has no {TITLES[name]}")
-    if name != own:
-        command = [sys.executable, "-m", program, *sys.argv[1:]]
-        sys.stdout.flush()
-        os.execve(sys.executable, command, os.environ | _variables())
-
-
-def _variables() -> dict[str, str]:
-    """What holds a process to AVX2."""
+    if name == own:
+        return
     found: Iterable[str] = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
-    disabled = " ".join(name for name in found if name.startswith(NUMPYS))
+    held = HELD | {PROCESSOR: AVX512, "NPY_DISABLE_CPU_FEATURES": " ".join(x for x in found if x.startswith(NUMPYS))}
     # torch.compile finds its code by the graph alone; code for one set corrupts memory beside torch's for another.
-    kept = directory()
-    own = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}-torch-avx2"} if kept else {}
-    return {**HELD, "NPY_DISABLE_CPU_FEATURES": disabled, PROCESSOR: AVX512, **own}
+    held |= {"TORCHINDUCTOR_CACHE_DIR": f"{kept}-torch-avx2"} if (kept := directory()) else {}
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", program, *sys.argv[1:]], os.environ | held)

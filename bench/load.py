@@ -11,7 +11,7 @@ from typing import Any
 from bench import peers
 from bench.case import Case
 from bench.cells import Cell, select
-from bench.measure import GIVEN, OURS, interleaved
+from bench.measure import GIVEN, OURS, interleaved, timed
 from bench.tables import Table, duration
 
 OPERATORS = ("softmax", "softmax_grad", "relu")
@@ -28,9 +28,7 @@ def after_pauses(call: Callable[[], object]) -> float:
     times = []
     for _ in range(PAUSES):
         time.sleep(PAUSE)
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
+        times.append(timed(call, 1))
     return statistics.median(times)
 
 
@@ -40,18 +38,14 @@ def rows(cell: Cell, names: Sequence[str], seconds: float) -> list[list[str]]:
     calls: dict[str, Any] = {OURS: case.call(GIVEN), **peers.calls(case, names, GIVEN)[0]}
     alone = interleaved(calls, seconds / 2)
     paused = {name: after_pauses(call) for name, call in calls.items()}
-    process = subprocess.Popen([sys.executable, "-S", "-c", BUSY])
-    try:
-        time.sleep(STARTING)
-        loaded = interleaved(calls, seconds / 2)
-    finally:
-        process.kill()
-        process.wait()
-    medians = {name: (alone[name]["median"], loaded[name]["median"]) for name in calls}
-    return [
-        [*cell.known.values(), name, duration(a), duration(paused[name]), duration(b), f"{b / a - 1:.0%}"]
-        for name, (a, b) in medians.items()
-    ]
+    with subprocess.Popen([sys.executable, "-S", "-c", BUSY]) as process:
+        try:
+            time.sleep(STARTING)
+            loaded = interleaved(calls, seconds / 2)
+        finally:
+            process.kill()
+    times = {name: (alone[name]["median"], paused[name], loaded[name]["median"]) for name in calls}
+    return [[*cell.known.values(), name, *map(duration, of), f"{of[2] / of[0] - 1:.0%}"] for name, of in times.items()]
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 OURS, COPY = "opgrad", "copy"  # the contestants that are always there
@@ -68,10 +67,23 @@ def turns(call: Call, short: float = TURN) -> Callable[[], list[float]]:
 
     short: seconds of a call below which the first of a turn only wakes the threads.
     """
-    once = _seconds(call, 1)
+    once = timed(call, 1)
     if once < SLOW:
-        once = min(_seconds(call, 1) for _ in range(3))
-    return partial(_settled_turn, call, max(1, math.ceil(BATCH / max(once, 1e-7))), once < short)
+        once = min(timed(call, 1) for _ in range(3))
+    batch = max(1, math.ceil(BATCH / max(once, 1e-7)))
+
+    def turn() -> list[float]:
+        """Seconds of a call, once, or several times if it is a short one: then the first only wakes the threads."""
+        settle()
+        first = timed(call, batch)
+        if once >= short:
+            return [first]
+        samples: list[float] = []
+        while sum(samples) * batch < TURN:
+            samples.append(timed(call, batch))
+        return samples
+
+    return turn
 
 
 def hot_turns(call: Call) -> Callable[[], list[float]]:
@@ -92,27 +104,14 @@ def take_turns(contestants: Mapping[Name, Callable[[], list[float]]], seconds: f
             rounds += 1
     finally:
         gc.enable()
-    return {name: _summary(taken) for name, taken in samples.items()}
+    return {
+        name: {"median": statistics.median(taken), "minimum": min(taken), "samples": len(taken)}
+        for name, taken in samples.items()
+    }
 
 
-def _summary(samples: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(samples), "minimum": min(samples), "samples": len(samples)}
-
-
-def _settled_turn(call: Call, batch: int, short: bool) -> list[float]:
-    """Seconds of a call, once, or several times if it is a short one: then the first only wakes the threads."""
-    settle()
-    first = _seconds(call, batch)
-    if not short:
-        return [first]
-    samples: list[float] = []
-    while sum(samples) * batch < TURN:
-        samples.append(_seconds(call, batch))
-    return samples
-
-
-def _seconds(call: Call, count: int) -> float:
-    """Of one call."""
+def timed(call: Call, count: int) -> float:
+    """Seconds of one call."""
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -158,11 +157,11 @@ def raced(
     for way, call in ours.items():
         found, notes[way] = rivals(way)
         calls |= {(way, name): each for name, each in {OURS: call, **found}.items()}
-    times = race(calls)
-    ways = {
-        way: {"times": {name: times[of, name] for of, name in calls if of == way}, "notes": notes[way]} for way in ours
-    }
-    return {"ways": ways} if copy is None else {"copy": times["", COPY], "ways": ways}
+    times: dict[str, dict[str, Any]] = {}
+    for (way, name), taken in race(calls).items():
+        times.setdefault(way, {})[name] = taken
+    ways = {way: {"times": times[way], "notes": notes[way]} for way in ours}
+    return {"ways": ways} if copy is None else {"copy": times[""][COPY], "ways": ways}
 
 
 def finite(error: float) -> float | None:

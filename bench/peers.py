@@ -17,7 +17,7 @@ import numpy as np
 
 import opgrad
 from bench.case import Case, GraphCase
-from bench.cells import SWEEP
+from bench.cells import SWEEP, check
 from bench.measure import NEW, Call, NoSuchWay, only
 from bench.torch_operators import TORCH, Setups, Torch, Traced, compiled, with_grad
 
@@ -43,9 +43,7 @@ def installed(modules: Mapping[str, Sequence[str]] = MODULES) -> list[str]:
 
 def chosen(names: Sequence[str], present: Sequence[str]) -> list[str]:
     """These peers, or all that are present. Raises ValueError for one that is unknown or not installed."""
-    for name in names:
-        if name not in present:
-            raise ValueError(f"bench: peer is {name!r}, expected one installed of {', '.join(present)}")
+    check("peer", names, present, "one installed of")
     return list(names or present)
 
 
@@ -111,10 +109,6 @@ def _compiled(case: Case, way: str) -> Call | None:
     return eager and compiled(eager)
 
 
-def _quick_gelu(t: Torch) -> Call:
-    return lambda: t["x"] * t.torch.sigmoid(SIGMOIDS * t["x"])
-
-
 def _quick_gelu_grad(t: Torch) -> Call:
     def backward() -> object:
         gate = t.torch.sigmoid(SIGMOIDS * t["x"])
@@ -124,7 +118,11 @@ def _quick_gelu_grad(t: Torch) -> Call:
 
 
 # What users write where the compiler makes one kernel of it, while the eager peer is the nearest single kernel.
-EXPRESSIONS: Setups = {**TORCH, "quick_gelu": _quick_gelu, "quick_gelu_grad": _quick_gelu_grad}
+EXPRESSIONS: Setups = {
+    **TORCH,
+    "quick_gelu": lambda t: lambda: t["x"] * t.torch.sigmoid(SIGMOIDS * t["x"]),
+    "quick_gelu_grad": _quick_gelu_grad,
+}
 
 
 def compiled_for(every: Sequence[Torch]) -> list[Call]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import opgrad
 from bench import instruction_sets, sweep
-from bench.cells import DTYPES, Cell, check_dtypes, select
+from bench.cells import DTYPES, Cell, check, select
 from bench.command import BenchOptions
 from bench.cpu_target import Target
 from bench.figures import FORMAT, key, read, stamped
@@ -19,6 +19,7 @@ from bench.measure import measure_each
 from bench.peers import COMPILE
 from opgrad.base.files import replace_file
 from opgrad.cli import machine
+from opgrad.contract import FLOATS
 from opgrad.ops import graph_operators, operators
 
 TARGETS = ("cpu", "cuda")
@@ -61,8 +62,7 @@ def prepared(options: BenchOptions, old: dict[str, Any] | None = None) -> Callab
 
 def target(name: str) -> Target:
     """The target of this name. Raises ValueError for another one, RuntimeError where there is no such device."""
-    if name not in TARGETS:
-        raise ValueError(f"bench: device is {name!r}, expected one of {', '.join(TARGETS)}")
+    check("device", [name], TARGETS)
     if name == "cpu":
         return Target()
     if problem := machine.cuda_problem():
@@ -94,9 +94,10 @@ def _swept(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Seque
     if options.device != "cpu" or options.shapes or not set(groups) <= set(sweep.GROUPS):
         own = ", ".join(sweep.GROUPS)
         raise ValueError(f"bench: the sweep is of the CPU, and has its own shapes and groups: {own}")
-    check_dtypes(dtypes)
+    check("dtype", dtypes, FLOATS)
     cells = sweep.cells(ops, dtypes or DTYPES, options.quick, groups)
-    return cells, sweep.peers(peers, chosen.peers(peers))
+    # By default those that compute at once: torch.compile would compile for each length.
+    return cells, [name for name in chosen.peers(peers) if peers or name in ("torch", "onnxruntime")]
 
 
 def run(

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.cells import SWEEP, Cell, Workload
+from bench.cells import SWEEP, Cell, Workload, check
 from bench.figures import Figures, Result, figures
 from bench.measure import GIVEN
-from bench.peers import COMPILE
 from opgrad.contract import Shape
 from opgrad.ops import operators
 
@@ -41,8 +40,7 @@ def cells(ops: Sequence[str], dtypes: Sequence[str], quick: bool, groups: Sequen
     Raises ValueError for an operator that reduces no rows.
     """
     known = {name: op for name, op in operators().items() if op.kind == "rows"}
-    if wrong := [name for name in ops if name not in known]:
-        raise ValueError(f"bench: operator is {wrong[0]!r}, expected for the sweep one of {', '.join(known)}")
+    check("operator", ops, known, "for the sweep one of")
     every: Mapping[str, tuple[int, Sequence[Shape]]] = {
         ROWS: (-1, [(_rest(n), n) for n in (QUICK_LENGTHS if quick else LENGTHS)]),
         INNER: (1, [(_rest(n * inner), n, inner) for inner in INNER_SIZES for n in INNER_LENGTHS]),
@@ -62,11 +60,6 @@ def cells(ops: Sequence[str], dtypes: Sequence[str], quick: bool, groups: Sequen
 def _rest(size: int) -> int:
     """What an axis has beside others with so many elements."""
     return max(ELEMENTS // size, 1)
-
-
-def peers(names: Sequence[str], present: Sequence[str]) -> list[str]:
-    """Those asked for, or those that compute at once: torch.compile would compile for each length."""
-    return list(names or (name for name in present if name not in (COMPILE, "scipy", "numpy")))
 
 
 # --- what it says ---------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def compiled(call: Callable[..., Any]) -> Callable[..., Any]:
     """What torch.compile makes of a call, for tensors of one shape; it compiles when it is first called."""
     torch: Any = importlib.import_module("torch")
     torch.compiler.reset()  # after 8 calls PyTorch would compile no more
-    return torch.compile(lambda *arrays: call(*arrays), dynamic=False, fullgraph=True)  # type: ignore[no-any-return]
+    return torch.compile(lambda *arrays: call(*arrays), dynamic=False, fullgraph=True)
 
 
 def fastest(*calls: Call) -> Call:

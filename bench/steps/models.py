@@ -162,15 +162,10 @@ def _mobile_net() -> nn.Module:
     return nn.Sequential(*layers, *_normalized(width, 1280), nn.ReLU6(), mean, nn.Linear(1280, CLASSES))
 
 
-def _following(rows: int) -> tuple[Any, Any]:
+def _following(rows: int, words: int = WORDS, length: int = LENGTH) -> tuple[Any, Any]:
     """Tokens, and those that follow."""
-    drawn = torch.randint(0, WORDS, (rows, LENGTH + 1))
+    drawn = torch.randint(0, words, (rows, length + 1))
     return drawn[:, :-1].contiguous(), drawn[:, 1:].reshape(-1)
-
-
-def _sequences(rows: int) -> tuple[Any, Any]:
-    """Tokens, and a class for each sequence."""
-    return torch.randint(0, WORDS, (rows, LENGTH)), torch.randint(0, CLASSES, (rows,))
 
 
 def _images(rows: int) -> tuple[Any, Any]:
@@ -182,7 +177,7 @@ def _images(rows: int) -> tuple[Any, Any]:
 Models = Mapping[str, tuple[Callable[[], nn.Module], int, Callable[[int], tuple[Any, Any]]]]
 MODELS: Models = {
     "GPT-2": (_gpt2, 4, _following),
-    "BERT": (_bert, 8, _sequences),
+    "BERT": (_bert, 8, lambda rows: (torch.randint(0, WORDS, (rows, LENGTH)), torch.randint(0, CLASSES, (rows,)))),
     "ViT": (_vit, 8, _images),
     "MobileNetV2": (_mobile_net, 8, _images),
 }
@@ -263,13 +258,10 @@ def _long_llama() -> nn.Module:
     return _language_model(width, Norm(width), lambda: LlamaLayer(width, *rest))
 
 
-def _next_words(rows: int) -> tuple[Any, Any]:
-    """Words, and those that follow."""
-    drawn = torch.randint(0, LONG.words, (rows, LONG.length + 1))
-    return drawn[:, :-1], drawn[:, 1:].reshape(-1)
-
-
-LONG_MODELS: Models = {"GPT-2-1024": (_long_gpt2, 1, _next_words), "Llama-1024": (_long_llama, 1, _next_words)}
+LONG_MODELS: Models = {
+    name: (make, 1, lambda rows: _following(rows, LONG.words, LONG.length))
+    for name, make in (("GPT-2-1024", _long_gpt2), ("Llama-1024", _long_llama))
+}
 
 
 # --- exported ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import numpy as np
 
 import opgrad
 from bench import measure
+from bench.cells import check
 from bench.command import CommandLine
 from bench.measure import hot_turns, measure_each, take_turns
 from bench.run import dated, surroundings
@@ -32,6 +33,10 @@ from opgrad.training import ArtifactSet, Checkpoint, api
 from opgrad.training.engine.memory import FlatOptimizer, TrainingMemory
 from opgrad.training.engine.training_graph import BoundGraph, open_training, session_options
 from opgrad.training.run.job import sample_batch
+
+models: Any = None
+with suppress(ImportError):  # without PyTorch
+    from bench.steps import models
 
 OLD_API, OWN_API = "onnxruntime.training.api", "opgrad.training.api"
 COLD, WARM = "cold", "warm"
@@ -102,26 +107,28 @@ def step_process(
                 process.kill()
 
 
-def start(folder: Path, data: Mapping[str, np.ndarray], old_python: Path | None) -> dict[str, Any]:
+def start(artifacts: ArtifactSet, batch: int, old_python: Path | None) -> dict[str, Any]:
     """Seconds from the start of a process to the end of its first step, and its bytes in memory some steps later.
 
     By name: ours with nothing compiled yet, ours with all kernels in the cache, and the old runtime's. Why it cannot
     be told under "left_out".
     """
     found: dict[str, tuple[float, float | None]] = {}
+    known = {"set": artifacts.name, "batch": batch}
+    given = artifacts.directory, sample_batch(artifacts, batch)
     with TemporaryDirectory(prefix="opgrad-bench-") as cache:
         paths = [str(Path(opgrad.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         ours = {"OPGRAD_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(paths)}
-        own = Path(sys.executable), OWN_API, folder, data, ours
+        own = Path(sys.executable), OWN_API, *given, ours
         try:
             found |= {COLD: _started(1, *own), WARM: _started(STARTS, *own)}
         except RuntimeError as error:
-            return {"left_out": str(error)}
+            return {**known, "left_out": str(error)}
     if old_python is not None:
         with suppress(Refused):  # the table of steps says so
-            found[OLD] = _started(STARTS, old_python, OLD_API, folder, data)
-    seconds = {name: times for name, (times, _) in found.items()}
-    return {"first": seconds, "resident": {name: size for name, (_, size) in found.items() if size is not None}}
+            found[OLD] = _started(STARTS, old_python, OLD_API, *given)
+    resident = {name: size for name, (_, size) in found.items() if size is not None}
+    return {**known, "first": {name: seconds for name, (seconds, _) in found.items()}, "resident": resident}
 
 
 def _started(count: int, *given: Any) -> tuple[float, float | None]:
@@ -177,7 +184,9 @@ def run(options: StepOptions, progress: Progress, folders: Sequence[Path] = ()) 
     batches = _batches(options.batches) if options.batches else BATCHES
     seconds = options.seconds_of(SECONDS)
     alone = bool(folders or options.models)
-    models = _architectures(options.names("models")) if options.models or not alone else ()
+    known = (*models.MODELS, *models.LONG_MODELS) if models else ("none, without PyTorch",)
+    check("models", options.names("models"), known)
+    names = options.names("models") or (known if models and not alone else ())
     sets = [ArtifactSet.load(folder) for folder in folders or ([] if alone else examples())]
     cells = [(artifacts, batch) for artifacts in sets for batch in batches]
     how = seconds, options.old_python
@@ -186,15 +195,15 @@ def run(options: StepOptions, progress: Progress, folders: Sequence[Path] = ()) 
         name = artifacts.name
         jobs["training"].append((f"{name}, batch {batch}", partial(measure_set, artifacts, batch, *how)))
         jobs["generated"].append((f"{name}, generated, batch {batch}", partial(_generated, artifacts, batch, seconds)))
-    for name in models:
-        if name in _models().MODELS:
+    for name in names:
+        if name in models.MODELS:
             jobs["training"].append((name, partial(_architecture, name, *how)))
             if not alone:
                 jobs["generated"].append((f"{name}, generated", partial(_of_torch, generated.measure, name, seconds)))
         else:
             jobs["attention"].append((f"{name}, attention", partial(_of_torch, measure_attention, name, seconds)))
     for artifacts in sets:
-        first = partial(_start, artifacts, batches[0], options.old_python)
+        first = partial(start, artifacts, batches[0], options.old_python)
         jobs["starts"].append((f"{artifacts.name}, first step", first))
     every = [job for part in jobs.values() for job in part]
     measured = iter(measure_each(every, lambda job: job[1](), lambda done, count, job: progress(done, count, job[0])))
@@ -215,41 +224,16 @@ def _batches(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _models() -> Any:
-    """The module with models in PyTorch; None without PyTorch."""
-    try:
-        from bench.steps import models
-    except ImportError:
-        return None
-    return models
-
-
-def _architectures(names: Sequence[str]) -> Sequence[str]:
-    """These architectures, or all. Raises ValueError for a name that is of none, and without PyTorch."""
-    models = _models()
-    known = (*models.MODELS, *models.LONG_MODELS) if models else ()
-    for name in names:
-        if name not in known:
-            raise ValueError(f"bench: models has {name!r}, expected of {', '.join(known) or 'none, without PyTorch'}")
-    return names or known
-
-
 def _architecture(name: str, seconds: float, old_python: Path | None) -> dict[str, Any]:
     """The step of an architecture, whose artifact set is made now."""
     with TemporaryDirectory() as folder:
-        artifacts, rows, batch, step, with_scores = _models().architecture(name, Path(folder))
+        artifacts, rows, batch, step, with_scores = models.architecture(name, Path(folder))
         return measure_set(artifacts, rows, seconds, old_python, batch, step, with_scores)
 
 
 def _of_torch(measure: Callable[..., dict[str, Any]], name: str, seconds: float) -> dict[str, Any]:
     """What is measured of the gradients of a model in PyTorch."""
-    return measure(_models().subject(name), seconds)
-
-
-def _start(artifacts: ArtifactSet, batch: int, old_python: Path | None) -> dict[str, Any]:
-    """How long a process takes to the first step with the smallest batch, and how much memory."""
-    found = start(artifacts.directory, sample_batch(artifacts, batch), old_python)
-    return {"set": artifacts.name, "batch": batch, **found}
+    return measure(models.subject(name), seconds)
 
 
 def _generated(artifacts: ArtifactSet, batch: int, seconds: float) -> dict[str, Any]:
@@ -290,7 +274,9 @@ def measure_set(
         except (ValueError, RuntimeError) as error:
             return {"set": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
         try:
-            make = in_torch or _chain(artifacts, data)
+            if models is None:
+                raise NotImplementedError("PyTorch is not installed")
+            make = in_torch or partial(models.chain_step, artifacts, data)
             for count in thread_counts():
                 theirs = make(count)
                 losses[TORCH] = float(theirs())
@@ -316,13 +302,6 @@ def measure_set(
         "times": {name: taken for name, taken in times.items() if name.split()[0] not in others},
         **{name: value for name, value in more.items() if value},
     }
-
-
-def _chain(artifacts: ArtifactSet, data: Mapping[str, np.ndarray]) -> Callable[[int], Callable[[], Any]]:
-    """What gives torch's step of a set. Raises NotImplementedError without PyTorch."""
-    if models := _models():
-        return partial(models.chain_step, artifacts, data)
-    raise NotImplementedError("PyTorch is not installed")
 
 
 # --- ours ------------------------------------------------------------------------------------------------------------

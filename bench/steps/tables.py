@@ -87,9 +87,7 @@ def _megabytes(size: float) -> str:
 
 def parts(result: Mapping[str, Any]) -> Iterator[str | Table]:
     """What is said of a result of steps: where and when, how fast steps are, tables, and what was left out."""
-    yield surroundings(result)
-    if said := few_samples(result):
-        yield said
+    yield from filter(None, (surroundings(result), few_samples(result)))
     if both := [cell["times"] for cell in result["training"] if OLD in cell.get("times", ())]:
         mean = statistics.geometric_mean(times[OLD]["median"] / times[STEP]["median"] for times in both)
         yield f"Over {len(both)} cells a step is {mean:.2f} times as fast as the old runtime's (geometric mean)."
@@ -114,8 +112,8 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
 
 def surroundings(result: Mapping[str, Any]) -> str:
     """Machine, threads and versions, also those of the old runtime."""
-    found = [cell["old_versions"] for cell in result["training"] if "old_versions" in cell]
-    said = ", ".join(f"{name} {version}" for name, version in found[0].items()) if found else ""
+    old = next((cell["old_versions"] for cell in result["training"] if "old_versions" in cell), {})
+    said = ", ".join(f"{name} {version}" for name, version in old.items())
     return f"{machine_line(result)} Old runtime: {said}." if said else machine_line(result)
 
 
@@ -127,21 +125,20 @@ NAMED = {STEP: "opgrad", GRAPH: "opgrad, the graph alone", OLD: "onnxruntime-tra
 def drawing(*results: Mapping[str, Any]) -> Drawing | None:
     """The times of training steps: a bar for each contestant, by artifact set, batch and instruction set."""
     cells = [
-        (cell, ", ".join(filter(None, (cell["set"], f"{cell['batch']} rows", name))))
+        (", ".join(filter(None, (cell["set"], f"{cell['batch']} rows", name))), medians(cell))
         for name, result in instruction_sets.titled(results).items()
         for cell in _measured(result, "training")
     ]
     if not cells:
         return None
-    names = {key: name for key, name in NAMED.items() if any(key in cell["times"] for cell, _ in cells)}
+    names = {key: name for key, name in NAMED.items() if any(key in times for _, times in cells)}
     figure = blank(8.0, 1.0 + ROW * len(names) * len(cells))
     axes = figure.subplots()
     for number, (key, name) in enumerate(names.items()):
-        having = [place for place, (cell, _) in enumerate(cells) if key in cell["times"]]
-        heights = [place + (number - (len(names) - 1) / 2) / (len(names) + 1) for place in having]
-        times = [1e3 * cells[place][0]["times"][key]["median"] for place in having]
-        axes.barh(heights, times, height=1 / (len(names) + 1), label=name)
-    axes.set_yticks(range(len(cells)), [label for _, label in cells], fontsize=8)
+        shift = (number - (len(names) - 1) / 2) / (len(names) + 1)
+        bars = {place + shift: 1e3 * times[key] for place, (_, times) in enumerate(cells) if key in times}
+        axes.barh([*bars], [*bars.values()], height=1 / (len(names) + 1), label=name)
+    axes.set_yticks(range(len(cells)), [label for label, _ in cells], fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(PLAIN_NUMBERS)

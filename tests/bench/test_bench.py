@@ -17,7 +17,7 @@ from bench import measure
 from bench.case import Case, GraphCase
 from bench.cells import DTYPES, GRAPH, GROUPS, PLAIN, WORKLOADS, Cell, Workload, large_cases, select
 from bench.command import BenchOptions
-from bench.cpu_target import Target, copier
+from bench.cpu_target import Copy, Target
 from bench.figures import described, figures, geometric_mean, losses, read, stamped
 from bench.measure import GIVEN, NEW, WAYS
 from bench.run import prepared, previous, run, store, target
@@ -62,7 +62,7 @@ def test_traffic_counts_each_array_once(name, workload, dtype, traffic):
 
 
 def test_the_copy_copies():
-    copy = copier(1 << 16)
+    copy = Copy(1 << 16)
     copy.target.fill(0)
     copy.copy()
     assert copy.bytes == 1 << 16

@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +11,7 @@ from graph_cases import arrays_of, check_close, each_operator
 
 from bench import peers
 from bench.case import IN_PLACE, Case, GraphCase
-from bench.cells import DTYPES, EXAMPLE, Cell, large_cases
+from bench.cells import DTYPES, GRAPH, Cell, Workload, large_cases
 from bench.measure import GIVEN, LACKING, NEW, WAYS, NoSuchWay, only
 from bench.torch_operators import fastest
 from opgrad.cli.examples import examples, listed
@@ -74,7 +73,7 @@ def test_our_call_computes_the_results(op, dtype, way):
 @each_operator
 def test_operators_of_training_graphs(monkeypatch, op):
     monkeypatch.setattr("bench.case.examples", lambda *_, cases: examples(op, "float32"))
-    case = GraphCase(Cell(op, EXAMPLE, "float32"))
+    case = GraphCase(Cell(op, Workload((), group=GRAPH), "float32"))
     case.call()()
     assert case.error() < 64
     assert case.traffic == sum(array.nbytes for array in arrays_of(case.values) + arrays_of(case.results))
@@ -98,7 +97,7 @@ def test_torch_computes_the_examples_of_training_graphs(monkeypatch, name):
     every = examples(op, "float32", cases=cases)[: len(cases)]
     monkeypatch.setattr("bench.case.examples", lambda *_, cases: every)
     for place, example in enumerate(every):
-        case = GraphCase(Cell(op, replace(EXAMPLE, example=place), "float32"))
+        case = GraphCase(Cell(op, Workload((), group=GRAPH, example=place), "float32"))
         for way in WAYS:
             check_torch(case, example.terms, way)
 
@@ -161,7 +160,7 @@ def test_torch_compile_takes_calls_whole(monkeypatch, way):
         written = run_into_results(case, peers.calls(case, ["torch.compile"], way)[0]["torch.compile"], way)
         assert set(written) | NUMBERS >= set(case.results)
         assert case.error() < 64 or NUMBERS & set(case.results)
-    graph = GraphCase(Cell(graph_operators()["gelu_grad"], EXAMPLE, "float32"))
+    graph = GraphCase(Cell(graph_operators()["gelu_grad"], Workload((), group=GRAPH), "float32"))
     peers.calls(graph, ["torch.compile"], way)[0]["torch.compile"]()
 
 

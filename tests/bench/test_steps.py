@@ -43,7 +43,8 @@ def one_thread(threads):
 @pytest.fixture(autouse=True)
 def no_starts(monkeypatch):
     """No process compiles everything for a first step."""
-    monkeypatch.setattr(training, "start", lambda *_: {"first": {"warm": 1.0}, "resident": {}})
+    started = {"first": {"warm": 1.0}, "resident": {}}
+    monkeypatch.setattr(training, "start", lambda of, batch, _: {"set": of.name, "batch": batch, **started})
 
 
 def text_of_result(result):
@@ -120,7 +121,7 @@ def test_the_old_runtime_takes_its_turns_in_a_process_of_its_own(monkeypatch, tm
 def test_a_start_is_measured_cold_warm_and_beside_the_old_runtime(monkeypatch, tmp_path):
     """All three in the made-up runtime's place."""
     python = old_runtime(monkeypatch, tmp_path, 1.0)
-    found = START(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python)
+    found = START(ArtifactSet.load(EXAMPLES / "digits"), 4, python)
     assert set(found["first"]) == {"cold", "warm", "old"}
     assert found["resident"] == dict.fromkeys(("cold", "warm", "old"), 2**26)
 
@@ -146,10 +147,11 @@ def test_a_peer_with_another_loss_is_left_out(monkeypatch, tmp_path):
 def test_a_set_that_the_old_runtime_refuses_has_a_note(monkeypatch, tmp_path):
     python = old_runtime(monkeypatch, tmp_path, 1.0)
     (tmp_path / "script.py").write_text("import sys\nprint('{}', flush=True)\nsys.exit('AttentionTraining is unknown')")
-    cell = measure(ArtifactSet.load(EXAMPLES / "digits"), 4, 0.0, python)
+    artifacts = ArtifactSet.load(EXAMPLES / "digits")
+    cell = measure(artifacts, 4, 0.0, python)
     assert "old" not in cell["times"]
     assert "AttentionTraining is unknown" in cell["notes"]["old"]
-    assert set(START(EXAMPLES / "digits", {"x": np.zeros(2, np.float32)}, python)) == {"left_out"}
+    assert set(START(artifacts, 4, python)) == {"set", "batch", "left_out"}
 
 
 def test_a_python_without_the_old_runtime_is_named():
@@ -199,7 +201,7 @@ def test_the_examples_are_the_default():
     ("words", "message"),
     [
         (["--batches", "4,x"], "bench: batches is '4,x', expected numbers of rows such as 4,50,500"),
-        (["--models", "VGG"], "bench: models has 'VGG', expected of "),
+        (["--models", "VGG"], "bench: models is 'VGG', expected one of "),
         (["--isa", "sse"], "bench: isa is 'sse', expected of avx2, avx512"),
     ],
 )
