@@ -1,4 +1,4 @@
-"""Artifact sets of small models; generate_models.py and generate_recurrent.py in artifacts/ made them, and say how."""
+"""Artifact sets of small models; artifacts/generate.py made them, and says how."""
 
 import json
 from dataclasses import dataclass
