@@ -4,9 +4,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-import flatbuffers
 import numpy as np
 import onnx
+
+from opgrad.training import Checkpoint, write_checkpoint
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETS = ("digits", "digits_attention")
@@ -19,39 +20,6 @@ def loaded(file, name=None):
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def write_checkpoint(path, trainable, frozen, version=2):
-    """Write the layout that `opgrad.training.files.checkpoint_tables` describes."""
-    builder = flatbuffers.Builder()
-
-    def tensors(arrays):
-        places = []
-        for name, array in arrays.items():
-            content = builder.CreateByteVector(array.tobytes())
-            dims = builder.CreateNumpyVector(np.array(array.shape, np.int64))
-            text = builder.CreateString(name)
-            builder.StartObject(5)
-            builder.PrependUOffsetTRelativeSlot(0, text, 0)
-            builder.PrependUOffsetTRelativeSlot(2, dims, 0)
-            builder.PrependInt32Slot(3, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), 0)
-            builder.PrependUOffsetTRelativeSlot(4, content, 0)
-            places.append(builder.EndObject())
-        builder.StartVector(4, len(places), 4)
-        for place in reversed(places):
-            builder.PrependUOffsetTRelative(place)
-        return builder.EndVector()
-
-    groups = tensors(trainable), tensors(frozen)
-    builder.StartObject(2)
-    for field, group in enumerate(groups):
-        builder.PrependUOffsetTRelativeSlot(field, group, 0)
-    state = builder.EndObject()
-    builder.StartObject(4)
-    builder.PrependInt32Slot(0, version, 0)
-    builder.PrependUOffsetTRelativeSlot(1, state, 0)
-    builder.Finish(builder.EndObject(), b"ODTC")
-    path.write_bytes(builder.Output())
 
 
 def optimizer_model(*kinds, **attributes):
@@ -82,4 +50,5 @@ def write_linear_set(folder):
     onnx.save(evaluation, folder / "eval_model.onnx")
     onnx.save(training, folder / "training_model.onnx")
     onnx.save(optimizer_model("SGDOptimizerV2"), folder / "optimizer_model.onnx")
-    write_checkpoint(folder / "checkpoint", {"w": np.zeros((2, 1), np.float32)}, {"b": np.full(1, 0.5, np.float32)})
+    values = Checkpoint({"w": np.zeros((2, 1), np.float32)}, {"b": np.full(1, 0.5, np.float32)})
+    write_checkpoint(values, folder / "checkpoint")

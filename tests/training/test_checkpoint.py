@@ -8,7 +8,7 @@ import flatbuffers
 import numpy as np
 import onnx
 import pytest
-from artifact_sets import EXAMPLES, SETS, write_checkpoint
+from artifact_sets import EXAMPLES, SETS
 from checkpoint_tables import CHECKPOINTS, tables
 from onnx import numpy_helper
 
@@ -82,12 +82,17 @@ def refused(path, message, error=ValueError):
         read_checkpoint(path)
 
 
+def checkpoint_of(folder, tensor, frozen=False, version=2):
+    """A checkpoint with this tensor as its only parameter; frozen: as a frozen one, too."""
+    values = {"name": "w", "dims": [2], "element_type": 1, "data": np.ones(2, np.float32)} | tensor
+    model = {"trainable": [values], "frozen": [values] * frozen}
+    replace_file(folder / "odd", checkpoint_tables.contents({"version": version, "model": model}))
+    return folder / "odd"
+
+
 def test_checkpoint_that_names_a_parameter_twice_or_has_another_version(tmp_path):
-    one = {"w": np.ones(2, np.float32)}
-    write_checkpoint(tmp_path / "twice", one, one)
-    refused(tmp_path / "twice", "names a parameter twice, 'w'")
-    write_checkpoint(tmp_path / "newer", one, {}, version=3)
-    refused(tmp_path / "newer", "newer has version 3, expected 2")
+    refused(checkpoint_of(tmp_path, {}, frozen=True), "names a parameter twice, 'w'")
+    refused(checkpoint_of(tmp_path, {}, version=3), "odd has version 3, expected 2")
 
 
 def test_missing_files_are_named(tmp_path):
@@ -176,14 +181,6 @@ def test_a_damaged_checkpoint_is_refused_or_harmless(name, tmp_path):
     assert refused > len(content)
 
 
-def checkpoint_of(tensor, tmp_path, **root):
-    """A checkpoint with this tensor as its only parameter."""
-    values = {"name": "w", "dims": [2], "element_type": 1, "data": np.ones(2, np.float32)} | tensor
-    model = {"trainable": [values], "frozen": []}
-    replace_file(tmp_path / "odd", checkpoint_tables.contents({"version": 2, "model": model} | root))
-    return tmp_path / "odd"
-
-
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
@@ -201,7 +198,7 @@ def checkpoint_of(tensor, tmp_path, **root):
     ],
 )
 def test_a_tensor_that_makes_no_sense_is_refused(tensor, message, tmp_path):
-    refused(checkpoint_of(tensor, tmp_path), f"read_checkpoint: .*odd.*{re.escape(message)}")
+    refused(checkpoint_of(tmp_path, tensor), f"read_checkpoint: .*odd.*{re.escape(message)}")
 
 
 def test_the_same_table_again_and_again_is_refused_at_once(tmp_path):

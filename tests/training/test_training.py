@@ -8,12 +8,21 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from artifact_sets import EXAMPLES, SETS, write_checkpoint, write_linear_set
+from artifact_sets import EXAMPLES, SETS, write_linear_set
 from small_models import build
 from training_sets import training_and_test_data
 
 from opgrad.onnx.graph.graph import Graph
-from opgrad.training import ArtifactSet, Dataset, TensorSpec, Trainer, load_named, read_checkpoint
+from opgrad.training import (
+    ArtifactSet,
+    Checkpoint,
+    Dataset,
+    TensorSpec,
+    Trainer,
+    load_named,
+    read_checkpoint,
+    write_checkpoint,
+)
 from opgrad.training.files.artifact_set import find_scores
 from opgrad.training.run.job import train
 from opgrad.training.run.recipe import Recipe
@@ -40,19 +49,15 @@ def test_training_gives_the_losses_of_the_old_runtime(name, tmp_path):
     found = trainer.evaluate(test)
     assert found.loss == pytest.approx(reference["eval_loss"], rel=1e-3)
     assert found.accuracy == pytest.approx(reference["test_accuracy"], abs=1e-6)
-    check_export(trainer, test, tmp_path / "model.onnx", found.accuracy)
-
-
-def check_export(trainer, test, path, accuracy):
-    """The exported model has the trainer's accuracy in a session that knows nothing of opgrad."""
+    path = tmp_path / "model.onnx"  # in a session that knows nothing of opgrad
     trainer.export(path)
     onnx.checker.check_model(path, full_check=True)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     data, label = trainer.artifacts.inputs
     (scores,) = session.run(None, {data.name: test.arrays[data.name]})
-    assert (scores.argmax(axis=1) == test.arrays[label.name]).mean() == accuracy
+    assert (scores.argmax(axis=1) == test.arrays[label.name]).mean() == found.accuracy
     assert [item.name for item in session.get_inputs()] == [data.name]
-    assert list(path.parent.iterdir()) == [path]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.fixture
@@ -84,10 +89,10 @@ def test_artifact_set_with_the_checkpoint_of_another_model(digits_copy):
     refused(digits_copy, r"has the trainable parameters W1, Wk.*expected.*W1, W2, W3, b1")
     values = dict(read_checkpoint(EXAMPLES / "digits" / "checkpoint").trainable)
     values["b3"] = values["b3"].reshape(2, 5)
-    write_checkpoint(digits_copy / "checkpoint", values, {})
+    write_checkpoint(Checkpoint(values, {}), digits_copy / "checkpoint")
     refused(digits_copy, r"'b3' is float32 of shape \(2, 5\), expected .* \(10,\)")
     values["b3"] = values["b3"].reshape(10)
-    write_checkpoint(digits_copy / "checkpoint", values, {"extra": values["b3"]})
+    write_checkpoint(Checkpoint(values, {"extra": values["b3"]}), digits_copy / "checkpoint")
     refused(digits_copy, "the checkpoint has 'extra'")
 
 
