@@ -1,6 +1,5 @@
 """Data for training: files in every spelling, dtypes, splits, recipes, batches, labels that are no classes."""
 
-import io
 import os
 import signal
 import zipfile
@@ -11,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from artifact_sets import EXAMPLES
-from command import cli
+from command import fails
 from onnx.external_data_helper import set_external_data
 from small_models import build, normal, set_of
 
@@ -239,9 +238,8 @@ def wrong_labels(row, value=10):
 @pytest.mark.parametrize("row", [0, 17, ROWS - 1])  # some of training, some of the test
 def test_a_label_that_is_no_class_is_named_by_the_row_of_the_file(tmp_path, row):
     np.savez(tmp_path / "data.npz", x=np.zeros((ROWS, 64)), y=wrong_labels(row))
-    status, text = cli("train", EXAMPLES / "digits", "--data", tmp_path / "data.npz", "--output", tmp_path / "out")
-    expected = f"opgrad: {tmp_path / 'data.npz'}: labels: row {row} is 10, expected classes from 0 to 9\n"
-    assert (status, text) == (1, expected)
+    text = fails("train", EXAMPLES / "digits", "--data", tmp_path / "data.npz", "--output", tmp_path / "out")
+    assert text == f"opgrad: {tmp_path / 'data.npz'}: labels: row {row} is 10, expected classes from 0 to 9\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -249,11 +247,9 @@ def test_a_label_in_a_table_is_named_by_its_line(tmp_path):
     names = ",".join([*(f"p{number}" for number in range(64)), "digit"])
     rows = [",".join(map(str, [*[0] * 64, label])) for label in wrong_labels(30, -1)]
     (tmp_path / "data.csv").write_text("\n".join(["# digits", names, *rows[:5], "", *rows[5:]]) + "\n")
-    status, text = cli("train", EXAMPLES / "digits", "--data", tmp_path / "data.csv", "--output", tmp_path / "out")
-    assert (status, (tmp_path / "out").exists()) == (1, False)
+    text = fails("train", EXAMPLES / "digits", "--data", tmp_path / "data.csv", "--output", tmp_path / "out")
     assert "labels: line 34 is -1, expected classes from 0 to 9" in text
-    lines = (tmp_path / "data.csv").read_text().splitlines()
-    assert [number for number, line in enumerate(lines, 1) if line.endswith(",-1")] == [34]
+    assert (tmp_path / "data.csv").read_text().splitlines()[33].endswith(",-1")
 
 
 TOKEN_ROWS = """g (int64[batch, 5] ids, int64[batch, 5] labels) => (float loss) {
@@ -413,20 +409,6 @@ def test_headers_that_claim_what_is_not_there(tmp_path, packed, content, message
     assert "\n" not in str(caught.value)
 
 
-def test_npz_that_are_damaged_anywhere(tmp_path, rng):
-    """A byte changed, or the end cut off: what is not found out is read, all else is one sentence."""
-    path, made = tmp_path / "data.npz", io.BytesIO()
-    np.savez_compressed(made, x=np.ones((2, 2)), y=np.zeros(2, int))
-    for _ in range(300):
-        content = bytearray(made.getvalue())
-        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
-        path.write_bytes(content[: rng.integers(len(content))] if rng.random() < 0.2 else content)
-        try:
-            load_file(path, INPUTS)
-        except (ValueError, TypeError) as error:
-            assert str(error).startswith(str(path))  # noqa: PT017
-
-
 def test_npz_members_that_claim_more_than_they_can_hold(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.zeros((2, 2)), y=np.zeros(2, int))
@@ -467,7 +449,7 @@ def test_nothing_waits_for_a_pipe(tmp_path, reader):
     """What opens a pipe waits for a writer; an alarm ends the test that does."""
     path = tmp_path / ("recipe.toml" if reader == "recipe" else "file")
     os.mkfifo(path)
-    before = signal.signal(signal.SIGALRM, _late)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for the pipe"))
     signal.alarm(60)
     try:
         with pytest.raises(ValueError, match="no regular file"):
@@ -475,10 +457,6 @@ def test_nothing_waits_for_a_pipe(tmp_path, reader):
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _late(*_):
-    raise AssertionError("it waits for the pipe")
 
 
 def test_nothing_reads_a_device():

@@ -44,23 +44,14 @@ def test_float64_is_refused_at_once(tmp_path, caplog):
 # --- branches ---
 
 
-def branching(condition):
-    model = build(
-        f"""g (float[batch, words, 4] x, float[batch, 4] z) => (float[batch, 3] scores) {{
-            {condition}
-            t = MatMul(x, w)
-            p = If (c) <then_branch = a () => (float[batch, 3] u) {{ u = my.Mean(t) }},
-                        else_branch = b () => (float[batch, 3] v) {{ v = ReduceMax<axes = [1], keepdims = 0>(t) }}>
-            scores = Relu(p)
-        }}""",
-        {**normal(w=(4, 3)), "one": np.array(1), "first": np.array(0), "limit": np.array(0.5, np.float32)},
-    )
-    model.opset_import.append(onnx.helper.make_opsetid("my", 1))
-    return model
-
-
 def test_a_branch_says_which_size_decides(tmp_path):
-    model = branching("s = Shape(x)  n = Gather(s, one)  c = Equal(n, one)")
+    text = """g (float[batch, words, 4] x, float[batch, 4] z) => (float[batch, 3] scores) {
+        s = Shape(x)  n = Gather(s, one)  c = Equal(n, one)  t = MatMul(x, w)
+        p = If (c) <then_branch = a () => (float[batch, 3] u) { u = my.Mean(t) },
+                    else_branch = b () => (float[batch, 3] v) { v = ReduceMax<axes = [1], keepdims = 0>(t) }>
+        scores = Relu(p)
+    }"""
+    model = build(text, {**normal(w=(4, 3)), "one": np.array(1)}, domains=', "my": 1')
     found, text = told(model, tmp_path)
     wanted = "depends on the size of the input's axis 1 (words) of 'x': fix it, python -m onnxruntime.tools."
     assert wanted in found.problems[0]

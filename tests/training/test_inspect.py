@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from artifact_sets import EXAMPLES
-from command import cli, fails
+from command import cli, fails, succeeds
 from small_models import build
 
 from opgrad.cli.inspection import inspect
@@ -43,13 +43,11 @@ def test_the_example_is_told_in_full():
 
 
 def test_the_command_prints_tables_or_json():
-    status, text = cli("inspect", EXAMPLES / "digits_attention")
-    assert status == 0
+    text = succeeds("inspect", EXAMPLES / "digits_attention")
     for word in ("tokens int64 (batch, 64)", "AdamWOptimizer", "SoftmaxGrad_13", "opgrad", "FusedMatMul", "in all"):
         assert word in text
-    status, text = cli("inspect", EXAMPLES / "digits", "--json")
+    text = succeeds("inspect", EXAMPLES / "digits", "--json")
     found = json.loads(text)
-    assert status == 0
     assert found["runs"] is True
     assert found["parameter_bytes"] == {"trainable": 68904}
     assert found["checkpoint"]["optimizers"] == {}
@@ -71,8 +69,7 @@ def test_operators_that_must_be_lowered_first(tmp_path):
     assert found.runs
     assert {each.runner for each in found.operators} <= {NATIVE, OPGRAD, LOWERING}
     plain = tmp_path / "plain.onnx"
-    status, text = cli("lower", folder / "training_model.onnx", "-o", plain, columns=160)
-    assert status == 0
+    text = succeeds("lower", folder / "training_model.onnx", "-o", plain, columns=160)
     cells = [line.split()[1::2] for line in text.splitlines() if "Grad" in line]
     assert ["MaxPoolGrad", "1", "1"] in cells, text
     assert "outputs added: " in text
@@ -99,7 +96,7 @@ def test_what_does_not_run_as_it_is_exits_with_1_and_says_what_to_do(tmp_path):
         assert not found.runs
         assert message in str(found.problem), found.problem
         assert cli("inspect", model)[0] == 1
-    assert cli("lower", model, "--operator", "ReluGrad", "-o", tmp_path / "plain.onnx")[0] == 0
+    succeeds("lower", model, "--operator", "ReluGrad", "-o", tmp_path / "plain.onnx")
     assert inspect(tmp_path / "plain.onnx").runs
 
 
@@ -114,8 +111,7 @@ def test_an_eval_model_that_does_not_run_is_told_of(tmp_path):
 
 
 def test_lower_lists_what_it_can_and_refuses_what_it_cannot(tmp_path):
-    status, text = cli("lower", "--list")
-    assert status == 0
+    text = succeeds("lower", "--list")
     assert "\nConvGrad\n" in text
     assert "\nYieldOp: it hands" in text
     assert cli("lower")[0] == 2
@@ -159,8 +155,7 @@ def test_functions_of_the_model_and_graphs_within_nodes_count_as_a_whole():
 
 def test_a_folder_without_some_of_the_files(tmp_path):
     shutil.copy(EXAMPLES / "digits" / "training_model.onnx", tmp_path)
-    status, text = cli("inspect", tmp_path)
-    assert status == 0
+    text = succeeds("inspect", tmp_path)
     assert "missing  eval_model.onnx, optimizer_model.onnx, checkpoint" in text
     assert [each.name for each in inspect(tmp_path).inputs] == ["pixels", "labels"]
 
@@ -173,7 +168,7 @@ def test_one_model_with_initializers(tmp_path):
         ("w", "trainable", "float16", 12)
     ]
     assert found.runs
-    assert cli("inspect", tmp_path / "model.onnx")[0] == 0
+    succeeds("inspect", tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize(
@@ -211,17 +206,6 @@ def test_what_cannot_be_loaded_is_told_and_nothing_else(tmp_path):
     assert (status, "opgrad:" in text, text.count("cannot run:")) == (1, False, 1)
 
 
-def test_what_cannot_be_lowered_to_a_file_is_told_in_one_line(tmp_path):
-    (tmp_path / "model.onnx").write_bytes(b"no model at all")
-    whole = EXAMPLES / "digits" / "training_model.onnx"
-    for source, target, message in (
-        (tmp_path / "model.onnx", tmp_path / "plain.onnx", "is no ONNX model, or damaged"),
-        (whole, tmp_path / "model.onnx" / "plain.onnx", "is a file, expected a folder for what is written"),
-    ):
-        assert message in fails("lower", source, "-o", target)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
-
-
 def test_attention_that_training_finds_and_why_not(tmp_path):
     text = """g (float[n, 2, 5, 4] q) => (float[n, 2, 5, 4] y) {
         k = MatMul (q, w)  t = Transpose <perm = [0, 1, 3, 2]> (k)  s = MatMul (q, t)  p = Softmax <axis = -1> (s)
@@ -231,7 +215,6 @@ def test_attention_that_training_finds_and_why_not(tmp_path):
     found = inspect(tmp_path / "two.onnx").training
     assert found is not None
     assert [bool(each.reason) for each in found.attention] == [False, True]
-    status, text = cli("inspect", tmp_path / "two.onnx")
-    assert status == 0
+    text = succeeds("inspect", tmp_path / "two.onnx")
     assert "found 1 time: no matrix of scores is kept" in text
     assert "(node 'n7'): its input is no product of queries and keys" in " ".join(text.split())

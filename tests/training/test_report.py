@@ -15,17 +15,13 @@ from opgrad.training.run.report import BLOCKS, BLOCKS_OF_A_RUN, LossBlocks, Trai
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
 
-def blocks_of(losses):
-    found = LossBlocks()
-    for step, loss in enumerate(losses):
-        found.add((step + 1) / len(losses), loss)
-    return str(found)
-
-
 @pytest.mark.parametrize("most", [1.0, 300.0])
 def test_blocks_fall_as_losses_do(most):
     """Evenly, or by powers where the losses span more than one of 10."""
-    found = blocks_of([most * 0.97**step for step in range(300)])
+    blocks = LossBlocks()
+    for step in range(300):
+        blocks.add((step + 1) / 300, most * 0.97**step)
+    found = str(blocks)
     assert len(found) == BLOCKS_OF_A_RUN
     assert (found[0], found[-1]) == (BLOCKS[-1], BLOCKS[0])
     assert [*found] == sorted(found, reverse=True)

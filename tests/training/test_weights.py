@@ -261,13 +261,14 @@ def test_weights_inside_of_functions(tmp_path):
     made = generate_artifacts(model, None, None, LossType.MSELoss, OptimType.SGD, tmp_path)
     assert made.trainable == ("inner.w", "outer.v")
     values = read_checkpoint(tmp_path / "checkpoint").trainable
-    check(tmp_path, model, values, lambda **given: computed(given["inner.w"], given["outer.v"]))
+
+    def computed(**given):
+        w, v = given["inner.w"], given["outer.v"]
+        return np.tanh((np.tanh(X @ w / 2) + v) @ w / 2)
+
+    check(tmp_path, model, values, computed)
     eval_model = onnx.load(tmp_path / "eval_model.onnx")
     onnx.checker.check_model(eval_model)
-
-
-def computed(w, v):
-    return np.tanh((np.tanh(X @ w / 2) + v) @ w / 2)
 
 
 CE, SGD = LossType.CrossEntropyLoss, OptimType.SGD
