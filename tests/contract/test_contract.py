@@ -16,7 +16,7 @@ from opgrad import contract
 from opgrad.call import owners
 from opgrad.cli.examples import own_examples
 from opgrad.cli.examples.arguments import SHAPES
-from opgrad.contract import DTYPES, FLOATS, INTEGERS, Spec
+from opgrad.contract import FLOATS, INTEGERS, Spec
 from opgrad.cpu import plans
 from opgrad.ops import FAMILIES, graph_operators, loss_operators, operators, public_operators, tensor_operators
 
@@ -174,9 +174,3 @@ def test_the_number_of_kept_plans_is_bounded(rng, monkeypatch):
         opgrad.relu(np.zeros(size, np.float32))
     assert len(runners.values) == 8
     assert len(plans.PLANS.values) == 9
-
-
-def test_dtypes():
-    assert {name: dtype.name for name, dtype in DTYPES.items()} == {name: name for name in DTYPES}
-    assert set(FLOATS) | set(INTEGERS) <= set(DTYPES)
-    assert contract.REDUCTIONS == ("none", "mean", "sum")

@@ -66,11 +66,6 @@ def count_nonzero(x):
     return np.count_nonzero(x.view(np.uint16))
 
 
-def test_memory(x):
-    x[0, 0], x[BLOCK, 0], x[-1, 0] = 1, 2, 3
-    assert [x[row, 0] for row in (0, BLOCK, 9 * BLOCK, ROWS - BLOCK - 4, ROWS - BLOCK - 3, -1)] == [1, 2, 2, 0, 0, 3]
-
-
 def test_elements(x, y):
     flat = x.reshape(-1)
     places = [0, 1, 2**31 - 1, 2**31, 2**31 + 5, flat.size - 1]

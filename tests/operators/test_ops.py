@@ -49,15 +49,15 @@ def test_fewest_dimensions(op, dtype, rng):
 
 @pytest.mark.parametrize("special", [-np.inf, np.inf, np.nan, "denormal", "zero"])
 def test_special_values_in_each_lane(op, dtype, special, rng):
-    # One special value a row, each row in another place: every lane of a vector and of the tail.
-    size = 67
+    # One special value a row, each row in another place: every lane of a vector and of the tail, pieces of long rows.
+    size, lanes = 67, np.arange(9)
+    places = {(size, size): np.diag_indices(size), (2, size, 9): (1, lanes * 7, lanes)}
+    places[3, 70_001] = np.arange(3), np.array([0, 35_000, 70_000])
     value = {"denormal": -2.5 * float(np.finfo(np.float32).smallest_subnormal), "zero": -0.0}.get(special, special)
     if dtype == "float16" and special == "denormal":
         value = -3 * 2.0**-24
-    attributes = {"reduction": "none", "axis": -1}
-    for shape, place in [((size, size), np.diag_indices(size)), ((2, size, 9), (1, np.arange(9) * 7, np.arange(9)))]:
-        attributes["axis"] = 1
-        arguments = sample(op, shape, dtype, rng, **attributes)
+    for shape, place in places.items():
+        arguments = sample(op, shape, dtype, rng, reduction="none", axis=1)
         for name in elements(op, arguments):
             if arguments[name].shape == shape:
                 changed = arguments[name].copy()

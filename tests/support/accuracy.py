@@ -72,16 +72,6 @@ def _allowed(op, name, arguments, exact, dtype):
     return relative * (grown + _cancelling(op, name, arguments, exact)) + lost + ulp(exact, dtype)
 
 
-def differences(function, point, upstream, step=1e-6):
-    """d sum(upstream * function(point)) / d point, element by element, by central differences."""
-    slope = np.empty(np.shape(point))
-    for place in np.ndindex(slope.shape):
-        moved = np.zeros(slope.shape)
-        moved[place] = step
-        slope[place] = (np.sum(upstream * function(point + moved)) - np.sum(upstream * function(point - moved))) / 2
-    return slope / step
-
-
 def check_slopes(function, arrays, found, rng, step=1e-5):
     """Hold gradients of a number, by the names of arrays, against differences of function(**arrays): along random
     directions of each array, and of all at once."""

@@ -106,6 +106,12 @@ def fails(error, message, function, *args, **kwargs):
     assert str(caught.value) == message
 
 
+def refused(error, match, function, *args, **kwargs):
+    """The call raises what this pattern matches."""
+    with pytest.raises(error, match=match):
+        function(*args, **kwargs)
+
+
 def several(results):
     return results if isinstance(results, tuple) else (results,)
 
