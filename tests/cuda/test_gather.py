@@ -1,4 +1,4 @@
-"""gather and gather_grad on CUDA: bits, wrong indices, and sums in chunks with the limits lowered."""
+"""gather and gather_grad on CUDA: bits, wrong indices, sums in chunks with the limits lowered; sorts of many keys."""
 
 import itertools
 
@@ -9,20 +9,21 @@ from cuda_backend import call, check, forget, program, some
 pytest.importorskip("triton", reason="needs Triton")
 
 from opgrad.contract import DTYPES, FLOATS
+from opgrad.contract.signature import Operand
 from opgrad.cuda import indexing
+from opgrad.cuda.execute import Space
 from opgrad.ops import operators
 
 GATHER, GATHER_GRAD = operators()["gather"], operators()["gather_grad"]
 SIZE = 9  # of the axis that indices point into
 
 
-@pytest.fixture
-def lowered(monkeypatch):
+@pytest.fixture(params=[indexing.NARROW_BITS, 0], ids=["narrow keys", "wide keys"])
+def lowered(request, monkeypatch):
     """Lower the limits, so that few indices take several passes and several levels of chunks."""
-    monkeypatch.setattr(indexing, "FEW", 0)
-    monkeypatch.setattr(indexing, "CHUNK", 4)
-    monkeypatch.setattr(indexing, "PARTS", 4)
-    monkeypatch.setattr(indexing, "PASSES", ((1 << 63, 16, 4),))
+    limits = {"FEW": 0, "CHUNK": 4, "PARTS": 4, "OWN": 4, "OTHERS": 4, "SEARCHES": 16, "NARROW_BITS": request.param}
+    for name, value in {**limits, "PASSES": ((100, 8, 4), (1 << 63, 4, 2))}.items():
+        monkeypatch.setattr(indexing, name, value)
     forget()
     yield
     monkeypatch.undo()
@@ -94,3 +95,24 @@ def test_gather_copies_bits(dtype, rng):
     indices[[3, 40]] = SIZE, -SIZE - 1
     (got,) = call(GATHER, {"x": bits.view(kind), "indices": indices})
     assert np.isnan(got[[3, 40]].astype(np.float64)).all()
+
+
+# --- sorts, as they are planned ---------------------------------------------------------------------------------------
+
+INDICES_OF = Operand(0, "int64")
+
+
+@pytest.mark.parametrize(
+    ("count", "passes"),
+    [(1024, 0), (1025, 1), (1 << 14, 1), ((1 << 14) + 1, 2), (1 << 16, 2), ((1 << 16) + 1, 5), (1 << 24, 8)],
+)
+def test_passes(count, passes):
+    """A run of 1,024 needs no merging; beyond, one pass merges up to 16 runs."""
+    assert indexing.sort("gather_grad", INDICES_OF, count, 1 << 20, Space()).passes == passes
+
+
+def test_keys_are_as_narrow_as_they_may_be():
+    for count, size, dtype in [(1 << 14, 128256, "int32"), ((1 << 14) + 1, 128256, "int64"), (1, 1 << 31, "int64")]:
+        assert indexing.sort("gather_grad", INDICES_OF, count, size, Space()).keys.dtype == dtype
+    with pytest.raises(NotImplementedError, match=r"^gather_grad: .* need keys of 71 bits, on CUDA they have 63"):
+        indexing.sort("gather_grad", INDICES_OF, 1 << 30, 1 << 40, Space())

@@ -35,8 +35,7 @@ PYTEST = (
 )  # fmt: skip
 CUDA = (
     "tests/cuda/test_regimes.py", "tests/cuda/test_grid.py", "tests/cuda/test_elements.py", "tests/cuda/test_gather.py",
-    "tests/cuda/test_sort.py", "tests/cuda/test_sample_losses.py", "tests/cuda/test_vocab_parallel.py",
-    "tests/cuda/test_primitive.py",
+    "tests/cuda/test_sample_losses.py", "tests/cuda/test_vocab_parallel.py", "tests/cuda/test_primitive.py",
 )  # fmt: skip
 AROUND = (
     "tests/cuda/test_gpu.py", "tests/torch/test_functions.py", "tests/libraries/test_cupy.py",

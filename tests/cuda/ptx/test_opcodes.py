@@ -1,4 +1,7 @@
-"""Each opcode: integers and bits, floating point rounded once, moves and conversions, against wider arithmetic."""
+"""Opcodes: integers, floating point rounded once, approximations and conversions, against wider arithmetic.
+
+Logic, fields, comparisons and moves are tested by the CUDA kernels' own tests, which run on them (OPGRAD_PTX).
+"""
 
 import ctypes
 from fractions import Fraction
@@ -74,67 +77,6 @@ def test_integers(kind, bits):
             for x, y, result in zip(a.tolist(), b.tolist(), found.tolist(), strict=True):
                 expected = formula(own(x), own(y), bits)
                 assert expected is None or result == expected % 2**size, (name, x, y)
-
-
-@pytest.mark.parametrize(
-    ("instruction", "formula"),
-    {
-        "and.b32 {z}, {0}, {1};": lambda a, b: a & b,
-        "or.b32 {z}, {0}, {1};": lambda a, b: a | b,
-        "xor.b32 {z}, {0}, {1};": lambda a, b: a ^ b,
-        "shl.b32 {z}, {0}, {1};": lambda a, b: a << b if b < 32 else 0,
-        "shr.u32 {z}, {0}, {1};": lambda a, b: a >> b if b < 32 else 0,
-        "shr.s32 {z}, {0}, {1};": lambda a, b: signed(a, 32) >> min(b, 31),
-        "not.b32 {z}, {0};": lambda a, b: ~a,
-        "neg.s32 {z}, {0};": lambda a, b: -a,
-        "abs.s32 {z}, {0};": lambda a, b: abs(signed(a, 32)),
-    }.items(),
-)
-def test_bits(instruction, formula):
-    a, b = pairs(32)
-    expected = [formula(x, y) % 2**32 for x, y in zip(a.tolist(), b.tolist(), strict=True)]
-    assert one(instruction, "u4", a, b).tolist() == expected
-
-
-def test_fields():
-    """Fields that begin or end behind the last bit, and of length 0."""
-    x, starts, lengths = 0xDEADBEEF, *np.meshgrid(np.arange(0, 40), np.arange(0, 40))
-    starts, lengths = (each.ravel().astype(np.uint32) for each in (starts, lengths))
-    a = np.full(starts.size, x, np.uint32)
-    plain, extended = (
-        one(f"bfe.{kind} {{z}}, {{0}}, {{1}}, {{2}};", "u4", a, starts, lengths) for kind in ("u32", "s32")
-    )
-    for place, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-        assert plain[place] == (x >> start) & (1 << length) - 1, (start, length)
-        last = min(start + length - 1, 31)
-        sign = -1 if length and x >> last & 1 else 0
-        field = sum((x >> i & 1 if i < 32 else -sign) << (i - start) for i in range(start, start + length))
-        assert extended[place] == ((field | sign << length) % 2**32 if length else 0), (start, length)
-
-
-@pytest.mark.parametrize(
-    ("selector", "expected"), [("0x3210U", 0x80112233), ("0x7654", 0x44556677), ("0x04AB", 0x337700FF)]
-)
-def test_permutation(selector, expected):
-    """The manual's defaults: a digit picks a byte, its highest bit repeats the byte's sign."""
-    found = one(f"prmt.b32 {{z}}, {{0}}, {{1}}, {selector};", "u4", np.uint32([0x80112233]), np.uint32([0x44556677]))
-    assert found[0] == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "test"),
-    {"lt.s32": np.less, "ge.s32": np.greater_equal, "eq.b32": np.equal, "ne.u32": np.not_equal, "hi.u32": np.greater,
-     "lt.u32": np.less}.items(),
-)  # fmt: skip
-def test_comparison_and_selection(name, test):
-    a, b = pairs(32)
-    kind = "i4" if ".s" in name else "u4"
-    right = test(a.view(kind), b.view(kind))
-    code = f"setp.{name} %p0|%p1, %r0, %r1; selp.b32 %r2, 1, 2, %p0; selp.b32 %r3, 1, 2, %p1;"
-    code += f"setp.{name.replace('.', '.and.')} %p2, %r0, %r1, !%p1; selp.b32 %r4, 1, 2, %p2;"
-    found, opposite, both = run(code, {"r2": "u4", "r3": "u4", "r4": "u4"}, r0=a, r1=b)
-    for each in (found, 3 - opposite, both):
-        np.testing.assert_array_equal(each, np.where(right, 1, 2))
 
 
 @pytest.mark.parametrize(
@@ -287,29 +229,6 @@ def test_saturation():
     assert one("add.sat.f32 {z}, {0}, 0f00000000;", SINGLE, a).tolist() == [0, 0, 0.25, 1, 1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "test"),
-    {"lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal, "ge": np.greater_equal}.items(),
-)
-def test_comparison(name, test):
-    """The plain comparisons are false for NaN, those with u are true."""
-    a, b, _ = three(DOUBLE)
-    nan = np.isnan(a) | np.isnan(b)
-    for name_of_one, expected in ((name, test(a, b) & ~nan), (f"{name}u", test(a, b) | nan), ("num", ~nan)):
-        found = one(f"setp.{name_of_one}.f64 %p0, {{0}}, {{1}}; selp.b32 {{z}}, 1, 0, %p0;", "u4", a, b)
-        assert (found == expected).all(), name_of_one
-
-
-def test_comparison_of_pairs():
-    """The first result is of the low halves, the second of the high ones."""
-    a, b, _ = three(HALF)
-    code = "mov.b32 %r0, {%h0, %h1}; mov.b32 %r1, {%h1, %h0}; setp.lt.f16x2 %p0|%p1, %r0, %r1;"
-    code += "selp.b32 %r2, 1, 0, %p0; selp.b32 %r3, 1, 0, %p1;"
-    low, high = run(code, {"r2": "u4", "r3": "u4"}, h0=a, h1=b)
-    assert (low == (a < b)).all()
-    assert (high == (b < a)).all()
-
-
 APPROXIMATED = {
     "ex2": np.exp2, "lg2": np.log2, "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt, "rcp": lambda x: 1 / x,
     "tanh": np.tanh, "div.full": np.divide,
@@ -352,7 +271,7 @@ def test_mixed_precision_and_pairs():
         same(found, np.array(exact, np.float32))
 
 
-# --- conversions and moves -------------------------------------------------------------------------------------------
+# --- conversions -----------------------------------------------------------------------------------------------------
 
 NUMBERS = np.concatenate(([0.0, -0.0, np.inf, -np.inf, 1 + 2.0**-8, 1 + 2.0**-8 + 2.0**-30, 65519.99, 65520, 2.0**-25,
                            3.5, 2.5, -2.5, 1e300, 3.4e38, 1e-45, 2.0**31, 2.0**63, -(2.0**31), -1.0],
@@ -373,16 +292,6 @@ def test_between_floats(of, to):
     np.testing.assert_array_equal(bits(found), bits(expected))
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16"])
-def test_two_at_a_time(kind):
-    """The first operand goes to the upper half."""
-    with np.errstate(all="ignore"):
-        a, b = NUMBERS.astype(np.float32), NUMBERS[::-1].astype(np.float32)
-        found = one(f"cvt.rn.{kind}x2.f32 {{z}}, {{0}}, {{1}};", "u4", a, b)
-        np.testing.assert_array_equal(found >> 16, bits(a.astype(FLOATS[kind])))
-        np.testing.assert_array_equal(found & 0xFFFF, bits(b.astype(FLOATS[kind])))
-
-
 @pytest.mark.parametrize("to", ["s16", "u16", "s32", "u32", "s64", "u64"])
 def test_floats_to_integers(to):
     """Clamped to what the integer holds; NaN is 0, or the highest bit of 64."""
@@ -393,15 +302,6 @@ def test_floats_to_integers(to):
         whole = [int(each) if np.isfinite(each) else (info.max if each > 0 else info.min) for each in rounded(NUMBERS)]
         assert found[:-1].tolist() == [min(max(each, info.min), info.max) for each in whole], way
         assert int(found[-1]) % 2**number == 1 << 63 & (2**number - 1)
-
-
-def test_integers_to_floats():
-    given = np.array([0, 1, -1, 2**24 + 1, 2**31 - 1, -(2**31), 123456789], np.int32)
-    with np.errstate(all="ignore"):
-        for kind in ("f16", "f32", "f64"):
-            found = one(f"cvt.rn.{kind}.s32 {{z}}, {{0}};", FLOATS[kind], given)
-            np.testing.assert_array_equal(found, given.astype(np.float64).astype(FLOATS[kind]))
-    np.testing.assert_array_equal(one("cvt.rn.f32.u32 {z}, {0};", "f4", given), given.view("u4").astype("f4"))
 
 
 def test_integers_of_other_widths():
@@ -416,28 +316,3 @@ def test_integers_of_other_widths():
     ):  # fmt: skip
         found = one(f"{instruction} {{z}}, {{0}};", expected.dtype, of)
         np.testing.assert_array_equal(found, expected, instruction)
-
-
-def test_rounding_to_integral_floats():
-    given = NUMBERS[np.isfinite(NUMBERS)]
-    for way, function in (("rni", np.rint), ("rmi", np.floor)):
-        np.testing.assert_array_equal(one(f"cvt.{way}.f64.f64 {{z}}, {{0}};", DOUBLE, given), function(given))
-
-
-def test_words_in_parts():
-    """mov packs the first word lowest; a part may be dropped; a scope has registers of its own."""
-    given = np.arange(32, dtype=np.uint64) * np.uint64(0x0123456789ABCDEF)
-    code = "mov.b64 {%r0, %r1}, %d0; mov.b64 %d1, {%r1, %r0}; mov.b32 {%h0, _}, %r0; mov.b32 {_, %h1}, %r0;"
-    code += "{ .reg .b32 tmp; mov.b64 {%r2, tmp}, %d0; }"
-    found = run(code, {"r0": "u4", "d1": "u8", "h0": "u2", "h1": "u2", "r2": "u4"}, d0=given)
-    low, swapped = given.astype("u4"), (given >> np.uint64(32)) | (given << np.uint64(32))
-    for each, expected in zip(found, (low, swapped, low & 0xFFFF, low >> 16, low), strict=True):
-        np.testing.assert_array_equal(each, expected)
-
-
-def test_constants():
-    """Bits of floats, negative and hexadecimal integers, in registers of any width."""
-    code = "mov.b32 %r0, 0f3F800000; mov.b64 %d0, 0d3FF0000000000000; mov.b32 %r1, -2; mov.u64 %d1, 0x10;"
-    code += "mov.b16 %h0, -1; add.f32 %r2, %r0, 0f40000000; mov.pred %p0, -1; @!%p0 mov.b32 %r1, 5;"
-    found = run(code, {"r0": "f4", "d0": "f8", "r1": "i4", "d1": "u8", "h0": "u2", "r2": "f4"})
-    assert [each[0] for each in found] == [1, 1, -2, 16, 65535, 3]

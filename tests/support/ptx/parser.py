@@ -184,18 +184,12 @@ class _Parser:
             self._variable([token, *self._until(";")])
         elif token == ";":
             pass
-        elif not token.startswith(("@", ".")) and self._is_label(token):
+        elif token.startswith("$"):  # as labels alone do
+            if self._next() != ":":
+                raise PtxError(f"line {self.line}: expected a colon behind {token}")
             self.kernel.labels[token] = len(self.kernel.instructions)
         else:
             self._instruction(token)
-
-    def _is_label(self, token):
-        """Whether a colon follows; labels alone begin with $."""
-        if not token.startswith("$"):
-            return False
-        if self._next() != ":":
-            raise PtxError(f"line {self.line}: expected a colon behind {token}")
-        return True
 
     def _registers(self, words):
         of = named(words[0].lstrip("."))
@@ -222,74 +216,50 @@ class _Parser:
                 raise PtxError(f"line {self.line}: unknown predicate {name}")
             guard = found, negated
             token = self._next()
-        line = self.line
-        words = self._until(";")
-        operands = tuple(_Operands(self, words).all())
-        self.kernel.instructions.append(Instruction(token, operands, guard, line, self.source))
+        line, words, operands = self.line, self._until(";"), []
+        try:
+            while words:
+                operands.append(self._operand(words))
+                if words and words.pop(0) != ",":
+                    raise PtxError(f"line {line}: {token}: expected a comma between operands")
+        except (IndexError, ValueError) as error:
+            raise PtxError(f"line {line}: {token}: an operand that is not whole") from error
+        self.kernel.instructions.append(Instruction(token, tuple(operands), guard, line, self.source))
 
+    # --- operands
 
-class _Operands:
-    """The operands of one instruction, from its words."""
-
-    def __init__(self, parser, words):
-        self.parser, self.words, self.place = parser, words, 0
-
-    def all(self):
-        while self.place < len(self.words):
-            yield self._operand()
-            if self.place < len(self.words):
-                self._take(",")
-
-    def _take(self, expected=None):
-        if self.place == len(self.words) or (expected and self.words[self.place] != expected):
-            found = self.words[self.place] if self.place < len(self.words) else "nothing"
-            raise PtxError(f"line {self.parser.line}: {found}, expected {expected or 'an operand'}")
-        self.place += 1
-        return self.words[self.place - 1]
-
-    def _peek(self):
-        return self.words[self.place] if self.place < len(self.words) else ""
-
-    def _operand(self):
-        word = self._take()
+    def _operand(self, words):
+        """Take an operand off the front of an instruction's words."""
+        word = words.pop(0)
         if word == "{":
             items = []
-            while self._peek() != "}":
-                items.append(self._operand())
-                if self._peek() == ",":
-                    self._take()
-            self._take("}")
+            while words[0] != "}":
+                items.append(self._operand(words))
+                if words[0] == ",":
+                    words.pop(0)
+            words.pop(0)
             return Vector(tuple(items))
         if word == "[":
-            return self._address()
+            return self._address(words)
         if word == "!":
-            register = self._operand()
-            assert isinstance(register, Register)
-            return Not(register)
+            return Not(self._operand(words))
         operand = self._named(word)
-        if self._peek() == "|":
-            self._take("|")
-            return Pair(operand, self._operand())
+        if words[:1] == ["|"]:
+            words.pop(0)
+            return Pair(operand, self._operand(words))
         return operand
+
+    def _address(self, words):
+        base, *rest = words[: words.index("]")]
+        del words[: len(rest) + 2]
+        return Address(self._named(base), int(rest[-1].rstrip("U"), 0) if rest else 0)
 
     def _named(self, word):
         if word == "_":
             return Sink()
         if word[0].isdigit() or word[0] == "-":
             return Immediate(word.rstrip("U") if word[:2].lower() not in ("0f", "0d") else word)
-        register = self.parser._register(word)
+        register = self._register(word)
         if register is not None:
             return register
         return Special(word) if word.startswith("%") else Symbol(word)
-
-    def _address(self):
-        base = self._named(self._take())
-        offset = 0
-        if self._peek() == "+":
-            self._take()
-            offset = int(self._take().rstrip("U"), 0)
-        elif self._peek() != "]":
-            offset = int(self._take().rstrip("U"), 0)
-        self._take("]")
-        assert isinstance(base, Register | Symbol | Immediate)
-        return Address(base, offset)
