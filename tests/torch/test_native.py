@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from samples import refused
 
 torch = pytest.importorskip("torch")
 
@@ -76,8 +77,7 @@ def test_saved_tensors_are_watched():
         y.backward(X)
     y = opgrad.torch.softmax(x, -1)
     y.detach().mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.backward(X)
+    refused(RuntimeError, "modified by an inplace operation", y.backward, X)
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
         opgrad.torch.softmax(x, -1).backward(X)
@@ -101,8 +101,7 @@ def test_nodes_keep_their_hooks():
         torch.testing.assert_close(x.grad, hooked)
         plain = X.clone().requires_grad_()
         torch.testing.assert_close(2 * torch.autograd.grad(ours(plain), plain, dy)[0], hooked)
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            y.backward(dy)
+        refused(RuntimeError, "backward through the graph a second time", y.backward, dy)
 
 
 def test_a_gradient_that_is_not_there():
@@ -185,8 +184,7 @@ def test_effects_and_errors_are_as_ever():
         assert y._version > before
     for _ in range(3):
         opgrad.torch.cross_entropy(X, LABELS)
-    with pytest.raises(ValueError, match=r"^cross_entropy: target\[1\] is 200"):
-        opgrad.torch.cross_entropy(X, torch.tensor([0, 200, 1]))
+    refused(ValueError, r"^cross_entropy: target\[1\] is 200", opgrad.torch.cross_entropy, X, torch.tensor([0, 200, 1]))
     with pytest.raises(ValueError, match=r"^cross_entropy: target\[1\] is 200"):
         opgrad.torch.cross_entropy(X.clone().requires_grad_(), torch.tensor([0, 200, 1]))
     for wrong in (None, [1.0], X.numpy()):
@@ -194,8 +192,7 @@ def test_effects_and_errors_are_as_ever():
             opgrad.torch.relu(wrong)
     lost = X.clone()
     lost.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match="x has no memory"):
-        opgrad.torch.relu(lost)
+    refused(ValueError, "x has no memory", opgrad.torch.relu, lost)
     with Quiet():
         torch.testing.assert_close(opgrad.torch.relu(X), torch.relu(X))
     assert opgrad.torch.relu(torch.empty(0, 3)).shape == (0, 3)
