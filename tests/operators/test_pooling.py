@@ -1,12 +1,13 @@
 """The gradients of pooling: the references against their forwards, what the attributes mean, errors, large sizes."""
 
-import itertools
 import math
 
 import ml_dtypes
 import numpy as np
 import pytest
 from graph_cases import call, check_close
+from onnx.reference.ops.op_average_pool import AveragePool_19
+from onnx.reference.ops.op_max_pool import MaxPool
 
 import opgrad
 from bench.cells import large_cases
@@ -17,23 +18,6 @@ from opgrad.ops import graph_operators
 from opgrad.ops.reference.windows import axes
 
 MAX, AVERAGE = (graph_operators()[name] for name in ("max_pool_grad", "average_pool_grad"))
-
-
-def average_pool(x, kernel_shape, strides, pads, dilations, count_include_pad):
-    """The forward, by the definition: x is padded, a second array says what counts."""
-    rank = x.ndim - 2
-    around = [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)]
-    padded = np.pad(x, around)
-    counted = np.pad(np.ones_like(x), around, constant_values=float(count_include_pad))
-    spans = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations, strict=True)]
-    counts = [(n - s) // t + 1 for n, s, t in zip(padded.shape[2:], spans, strides, strict=True)]
-    y = np.empty((*x.shape[:2], *counts))
-    for o in itertools.product(*map(range, counts)):
-        window = tuple(slice(i * t, i * t + s, d) for i, t, s, d in zip(o, strides, spans, dilations, strict=True))
-        inside = (slice(None), slice(None), *window)
-        behind = tuple(range(2, x.ndim))
-        y[:, :, *o] = padded[inside].sum(behind) / counted[inside].sum(behind)
-    return y
 
 
 @pytest.mark.parametrize("count_include_pad", [False, True])
@@ -48,24 +32,21 @@ def average_pool(x, kernel_shape, strides, pads, dilations, count_include_pad):
 def test_average_reference_is_the_forwards_derivative(shape, attributes, count_include_pad):
     rng = np.random.default_rng(1)
     x, direction = rng.normal(size=shape), rng.normal(size=shape)
-    y = average_pool(x, count_include_pad=count_include_pad, **attributes)
+    attributes["count_include_pad"] = count_include_pad
+    y = AveragePool_19.eval(x, **attributes)
     dy = rng.normal(size=y.shape)
-    dx = AVERAGE.reference(dy, shape, count_include_pad=count_include_pad, **attributes)
-    change = average_pool(direction, count_include_pad=count_include_pad, **attributes)  # pooling is linear
+    dx = AVERAGE.reference(dy, shape, **attributes)
+    change = AveragePool_19.eval(direction, **attributes)  # pooling is linear
     assert math.isclose((dx * direction).sum(), (dy * change).sum(), rel_tol=1e-12)
 
 
 def test_max_reference_is_the_forwards_derivative():
-    x = np.random.default_rng(2).normal(size=(2, 3, 8, 6))
-    windows = x.reshape(2, 3, 4, 2, 3, 2).transpose(0, 1, 2, 4, 3, 5).reshape(2, 3, 4, 3, 4)
-    places = np.arange(x.size).reshape(2, 3, 4, 2, 3, 2).transpose(0, 1, 2, 4, 3, 5).reshape(2, 3, 4, 3, 4)
-    indices = np.take_along_axis(places, windows.argmax(-1)[..., None], -1)[..., 0]
-    dy = np.random.default_rng(3).normal(size=indices.shape)
+    dy, x, direction = (np.random.default_rng(2).normal(size=(2, 3, *size)) for size in ((4, 3), (8, 6), (8, 6)))
+    y, indices = MaxPool.eval(x, n_outputs=2, kernel_shape=(2, 2), strides=(2, 2))
     dx = MAX.reference(dy, indices, x.shape)
-    direction = np.random.default_rng(4).normal(size=x.shape)
     step = 1e-7
-    moved = (x + step * direction).reshape(2, 3, 4, 2, 3, 2).max((3, 5))
-    slope = (dy * (moved - windows.max(-1))).sum() / step
+    moved = MaxPool.eval(x + step * direction, n_outputs=1, kernel_shape=(2, 2), strides=(2, 2))
+    slope = (dy * (moved - y)).sum() / step
     assert math.isclose((dx * direction).sum(), slope, rel_tol=1e-6)
 
 
