@@ -1,5 +1,6 @@
 """CuPy arrays: on a GPU as they are; without one, a stand-in for CuPy in the host's memory and Triton's interpreter."""
 
+import functools
 import sys
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from accuracy import assert_close
 from guards import c_order, every_second, laid_out, some_backwards
-from primitive_attributes import SHARED, every_attribute, moved
+from primitive_attributes import SHARED, every_attribute, moved, same_as_numpys
 from samples import bits, call, fails, sample
 
 import opgrad
@@ -275,15 +276,10 @@ def on_the_host(cupy, monkeypatch):
 def test_attributes(device, rng, on_the_host):
     x = rng.normal(size=SHARED).astype("float32")
     gradient = {"post_ops": [post_ops.mul(rng.normal(size=(4, 1))), post_ops.add(2)], "post_op_grads": True}
-    for name, args, options in [("softmax", (x,), every_attribute(rng)), ("log_softmax_grad", (x, x), gradient)]:
-        expected = getattr(opgrad, name)(*args, **options)
-        for _ in range(2):
-            found = getattr(opgrad, name)(
-                *(Ndarray(each, device) for each in args), **moved(options, lambda each: Ndarray(each, device))
-            )
-            assert [each.device_id for each in found] == [device] * len(expected)
-            assert [(each.dtype, each.shape) for each in found] == [(each.dtype, each.shape) for each in expected]
-            assert [bits(each.host) for each in found] == [bits(each) for each in expected]
+    check = functools.partial(same_as_numpys, Ndarray, lambda each: Ndarray(each, device), Ndarray.get)
+    for _ in range(2):
+        for found in (check("softmax", x, **every_attribute(rng)), check("log_softmax_grad", x, x, **gradient)):
+            assert {each.device_id for each in found} == {device}
     assert len(on_the_host._runners.kept.values) == 2
 
 
@@ -514,17 +510,13 @@ def test_on_a_gpu(op, dtype, rng):
     for shape in SHAPES:
         arguments = sample(op, shape, dtype, rng, axis=1)
         with real.cuda.Stream():
-            given = {n: _uploaded(real, v) if isinstance(v, np.ndarray) else v for n, v in arguments.items()}
+            given = {  # CuPy below 14 moves no bfloat16, but its bits
+                name: real.asarray(value.view(f"u{value.itemsize}")).view(value.dtype)
+                if isinstance(value, np.ndarray)
+                else value
+                for name, value in arguments.items()
+            }
             results = call(op, given)
             assert all(type(result) is real.ndarray for result in results)
-            assert_close(op, arguments, tuple(_downloaded(result) for result in results))
-
-
-def _uploaded(real, array):
-    """CuPy below 14 moves no bfloat16, but its bits."""
-    bits = real.asarray(array.view(f"u{array.itemsize}"))
-    return bits.view(array.dtype)
-
-
-def _downloaded(array):
-    return array.view(np.dtype(f"u{array.dtype.itemsize}")).get().view(array.dtype)
+            found = (each.view(np.dtype(f"u{each.dtype.itemsize}")).get().view(each.dtype) for each in results)
+            assert_close(op, arguments, tuple(found))

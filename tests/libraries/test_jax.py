@@ -1,14 +1,14 @@
 """JAX arrays: the same numbers as NumPy's, in JAX arrays beside the arguments, without copies; clear refusals."""
 
+import functools
 import threading
 import weakref
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 from accuracy import assert_close
-from primitive_attributes import SHARED, every_attribute, moved, typed_call
+from primitive_attributes import SHARED, every_attribute, same_as_numpys, typed_call
 from samples import bits, call, cast, fails, packed, sample, several
 
 import opgrad
@@ -49,14 +49,12 @@ def on_host(results):
 
 
 def check(op, arguments):
-    """Call with JAX arrays, compare with the reference and, bit for bit, with the call with NumPy arrays."""
+    """Call with JAX arrays, and compare bit for bit with the call with NumPy arrays."""
     given = on_jax(arguments)
     before = {name: bits(np.asarray(value)) for name, value in given.items() if isinstance(value, jax.Array)}
     results = call(op, given)
     assert all(isinstance(result, jax.Array) for result in results)
-    found = on_host(results)
-    assert_close(op, arguments, found)
-    for ours, numpys in zip(found, call(op, arguments), strict=True):
+    for ours, numpys in zip(on_host(results), call(op, arguments), strict=True):
         assert ours.dtype == numpys.dtype
         assert bits(ours) == bits(numpys)
     assert {name: bits(np.asarray(given[name])) for name in before} == before
@@ -117,15 +115,7 @@ def test_other_layouts(op, dtype, rng):
 # --- calls with attributes -------------------------------------------------------------------------------------------
 
 
-def check_attributes(name, *args, **options):
-    """The results are those of the call with NumPy arrays, bit for bit."""
-    expected = getattr(opgrad, name)(*args, **options)
-    found = getattr(opgrad, name)(*map(jnp.asarray, args), **moved(options, jnp.asarray))
-    pairs = zip(several(found), several(expected), strict=True)
-    for ours, numpys in pairs:
-        assert isinstance(ours, jax.Array)
-        assert (ours.dtype, ours.shape) == (numpys.dtype, numpys.shape)
-        assert bits(np.asarray(ours)) == bits(numpys)
+check_attributes = functools.partial(same_as_numpys, jax.Array, jnp.asarray, np.asarray)
 
 
 def test_attributes(rng):
@@ -440,37 +430,3 @@ def test_streams_wait_for_each_other(gpu):
     for _ in range(20):  # Arguments that nobody else holds, results that are used at once.
         y = double(opgrad.leaky_relu(double(x), 0.5))
         assert float(y.min()) == float(y.max()) == 4.0
-
-
-# --- the examples of the documentation ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def examples():
-    """What the examples in docs/guides/arrays.md define for compiled functions."""
-    text = (Path(__file__).parents[2] / "docs" / "guides" / "arrays.md").read_text(encoding="utf-8")
-    text = text[text.index("### Inside of compiled and differentiated functions") :]
-    names = {}
-    for part in text.split("```python\n")[1:]:
-        exec(part.partition("```")[0], names)
-    return names
-
-
-def test_step(examples, rng):
-    x, labels = jnp.asarray(rng.normal(size=(200, 16)), "float32"), jnp.asarray(rng.integers(0, 50, 200))
-    weight = jnp.asarray(rng.normal(size=(16, 50)) / 8, "float32")
-    losses = []
-    for _ in range(20):
-        loss, weight = examples["step"](weight, x, labels)
-        losses.append(float(loss))
-    assert losses[-1] < losses[0]
-
-
-def test_masked(examples, rng):
-    x, mask = jnp.asarray(rng.normal(size=(4, 7))), jnp.asarray([True, False, True, True, False, True, True])
-
-    def slope(function):
-        return jax.jit(jax.grad(lambda x: (function(x, mask) ** 2).sum()))(x)
-
-    expected = slope(lambda x, mask: jax.nn.softmax(jnp.where(mask, x, -jnp.inf)))
-    np.testing.assert_allclose(slope(examples["masked"]), expected, rtol=1e-12, atol=1e-15)

@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 import pytest
-from primitive_attributes import SHARED, every_attribute, moved, operands_of_many_kinds, typed_call
+from primitive_attributes import SHARED, every_attribute, moved, operands_of_many_kinds, same_as_numpys, typed_call
 from samples import bits, cast, several
 
 import opgrad
@@ -28,14 +28,9 @@ gradcheck = functools.partial(torch.autograd.gradcheck, fast_mode=True)  # along
 
 
 def same(name, *args, **options):
-    """Call with arrays and with tensors; the results are the same bits, shapes and dtypes."""
-    expected = several(getattr(opgrad, name)(*args, **options))
+    """Twice: as a new signature, and a known one."""
     for _ in range(2):
-        found = several(getattr(opgrad, name)(*map(tensor, args), **moved(options, tensor)))
-        assert all(type(each) is torch.Tensor for each in found)
-        assert [each.dtype for each in found] == [tensors.TORCH_DTYPES[each.dtype] for each in expected]
-        assert [tuple(each.shape) for each in found] == [each.shape for each in expected]
-        assert [bits(array(each)) for each in found] == [bits(each) for each in expected]
+        found = same_as_numpys(torch.Tensor, tensor, array, name, *args, **options)
     return found
 
 
