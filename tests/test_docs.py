@@ -10,7 +10,6 @@ import operator_pages
 import pytest
 import report
 from formulas import latex
-from snippets import executed
 
 from bench.cells import select
 
@@ -23,10 +22,6 @@ PROSE |= {"broadcast_gradient_args", "average_pool_grad", "is_all_finite", "redu
 @pytest.mark.parametrize("path", report.documents(ROOT), ids=lambda path: path.name)
 def test_generated_parts_are_up_to_date(path):
     assert path.read_text(encoding="utf-8") == report.rewritten(path, ROOT), "run: make tables"
-
-
-def test_examples_for_those_who_come_from_onednn_run():
-    assert executed("docs/reference/onednn.md")[1]
 
 
 @pytest.mark.parametrize("path", report.documents(ROOT), ids=lambda path: path.name)

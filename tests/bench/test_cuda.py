@@ -9,7 +9,6 @@ import time
 import types
 from functools import partial
 
-import numpy as np
 import pytest
 import report
 from bench_cells import TINY
@@ -25,7 +24,6 @@ from bench.run import run
 from bench.tables import full_table, left_out
 from opgrad.cli import machine
 from opgrad.cli.examples.arguments import error_in_ulp, reference
-from opgrad.contract import DTYPES
 from opgrad.ops import operators
 
 torch = pytest.importorskip("torch")
@@ -33,7 +31,7 @@ pytest.importorskip("triton")
 
 from bench import cuda as target  # noqa: E402
 from bench.cuda import LENGTHS, SMALL, Cuda, TensorCase, workloads  # noqa: E402
-from opgrad.call.libraries.torch_tensors import download, upload  # noqa: E402
+from opgrad.call.libraries.torch_tensors import download  # noqa: E402
 
 H200, SMALL_CARD = 150_109_880_320, 16 << 30  # bytes of memory
 DEVICE = {"name": "A device", "multiprocessors": 2, "memory": 1 << 30, "l2": 1 << 20, "driver": "1.2", "cuda": "13.0"}
@@ -128,15 +126,6 @@ def test_copies_have_memory_of_their_own():
         assert torch.equal(second.values[name], case.values[name])
     second.call()()
     assert second.error() < 64
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (3, 4)])
-def test_arrays_survive_the_device(dtype, shape):
-    array = np.arange(math.prod(shape)).reshape(shape).astype(DTYPES[dtype])
-    tensor = upload(array, "cpu")
-    assert tensor.dtype == getattr(torch, dtype)
-    assert download(tensor).dtype == array.dtype
-    np.testing.assert_array_equal(download(tensor), array)
 
 
 # --- peers ----------------------------------------------------------------------------------------------------------

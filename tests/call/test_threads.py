@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from callers import call_at_once
 from samples import bits, call, sample
 from subprocesses import TIMEOUT, run_python
 
@@ -43,28 +42,6 @@ def test_results_do_not_depend_on_the_number_of_threads(op, dtype, rng):
             opgrad.set_num_threads(count)
             results.append([bits(array) for array in call(op, arguments)])
         assert all(result == results[0] for result in results), shape
-
-
-@pytest.mark.usefixtures("threads")
-def test_eight_callers_at_once(op, rng):
-    opgrad.set_num_threads(3)
-    shapes = [(3, 50_000), (5, 7), (300, 33), (64, 1000)]
-    cases = [sample(op, shape, "float32", rng) for shape in shapes]
-    expected = [[bits(array) for array in call(op, case)] for case in cases]
-    wrong = []
-
-    def hammer(first):
-        for turn in range(40):
-            which = (first + turn) % len(cases)
-            try:
-                same = [bits(array) for array in call(op, cases[which])] == expected[which]
-            except Exception as error:
-                same, which = False, error
-            if not same:
-                wrong.append(which)
-
-    call_at_once(8, hammer)
-    assert wrong == []
 
 
 STRESS = Path(__file__).parents[1] / "support" / "stress_threads.py"

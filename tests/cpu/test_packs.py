@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import wheels
+from samples import refused
 from subprocesses import run_python
 from typer.testing import CliRunner
 
@@ -180,8 +181,7 @@ def made_with(**changes):
 def test_a_damaged_or_foreign_pack(pack, tmp_path, change, message):
     path = tmp_path / "pack"
     path.write_bytes(change(pack.read_bytes()))
-    with pytest.raises(PackError, match=message):
-        opened(path)
+    refused(PackError, message, opened, path)
 
 
 def damaged(data):
@@ -201,8 +201,7 @@ def swap(files):
 def test_damaged_code(pack, tmp_path, change):
     path = tmp_path / "pack"
     path.write_bytes(change(pack.read_bytes()))
-    with pytest.raises(PackError, match="is damaged: its checksum is wrong"):
-        codes(opened(path))
+    refused(PackError, "is damaged: its checksum is wrong", codes, opened(path))
 
 
 def test_an_outdated_pack_is_made_anew(pack, tmp_path):
@@ -216,13 +215,11 @@ def test_a_pack_that_others_can_write(pack, tmp_path):
     path = tmp_path / "pack"
     path.write_bytes(pack.read_bytes())
     path.chmod(0o666)
-    with pytest.raises(PackError, match=r"others can write to .*pack; if what is in it can be trusted, chmod go-w"):
-        opened(path)
+    refused(PackError, r"others can write to .*pack; if what is in it can be trusted, chmod go-w", opened, path)
     path.chmod(0o644)
     opened(path)
     tmp_path.chmod(0o777)
-    with pytest.raises(PackError, match="others can write to"):
-        opened(path)
+    refused(PackError, "others can write to", opened, path)
     tmp_path.chmod(0o1777)  # as /tmp
     opened(path)
 
@@ -236,8 +233,7 @@ def test_no_regular_file(kind, pack, tmp_path):
         path.symlink_to(pack)
     elif kind == "pipe":
         os.mkfifo(path)
-    with pytest.raises(PackError, match=r"cannot be read|is no pack"):
-        opened(path)
+    refused(PackError, r"cannot be read|is no pack", opened, path)
 
 
 def fill(path, folder, names):
@@ -267,12 +263,10 @@ def test_a_wheel_for_other_processors(tmp_path, monkeypatch):
     monkeypatch.delenv("OPGRAD_KERNELS", raising=False)
     assert target.served.__wrapped__() is None
     monkeypatch.setattr(target, "is_compiler_installed", lambda: False)
-    with pytest.raises(PackError, match=r'pip install "opgrad\[compiler\]" compile them here'):
-        target.served.__wrapped__()
+    refused(PackError, r'pip install "opgrad\[compiler\]" compile them here', target.served.__wrapped__)
     monkeypatch.undo()
     monkeypatch.setenv("OPGRAD_KERNELS", str(path))
-    with pytest.raises(PackError, match="not for the processor here"):
-        target.served.__wrapped__()
+    refused(PackError, "not for the processor here", target.served.__wrapped__)
 
 
 def test_what_a_processor_must_have():

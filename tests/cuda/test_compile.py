@@ -72,15 +72,12 @@ def shapes_of(kind, regimes):
     huge = kind["samples"] == "huge"
     if huge and kind["layout"] == "wide":
         return  # offsets beyond 64 bits
-    before, *others = _numbers(samples[-1] if huge else samples[SAMPLES.index(kind["samples"])])
+    chosen = samples[-1] if huge else samples[SAMPLES.index(kind["samples"])]
+    before, *others = (chosen,) if isinstance(chosen, int) else chosen
     before = HUGE if huge else before
     for length in {"one": (1,), "huge": () if huge else (HUGE,)}.get(kind["length"], lengths):
         n = length - 16 + REST[kind["length"]] if REST[kind["length"]] else length
         yield (before, n, *others) if len(others) < 2 else (before, *others, n)
-
-
-def _numbers(samples):
-    return (samples,) if isinstance(samples, int) else samples
 
 
 def program_of(op, kind, attributes, dtypes):

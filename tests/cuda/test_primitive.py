@@ -29,7 +29,7 @@ from cuda_backend import (
 )
 from guards import Placed, c_order, fortran, laid_out, permuted
 from post_op_cases import ELTWISE, PATTERNS, SHAPE, before, made, operand_of, some_chain
-from primitive_attributes import ALONE, AXES, flag, forms, some_attributes, some_where, specials
+from primitive_attributes import AXES, flag, forms, some_attributes, some_where, specials
 from primitive_cases import check_forward, check_gradient, numbers, step_of
 from samples import bits, cast
 
@@ -72,20 +72,6 @@ def test_dtypes_and_attributes(source, name, inf_as_zero, rng):
         place = functools.partial(Placed, layout=second)
         note = f"{shape}, axis {axis}, {first.__name__} to {second.__name__}, {attributes}"
         check_forward(name, x, axis, out_dtype=target, place=place, note=note, **attributes)
-
-
-@forms
-@pytest.mark.parametrize("attributes", ALONE.values(), ids=ALONE)
-def test_attributes_alone(attributes, name, inf_as_zero, rng):
-    for dtype in some(("float32", "float64", "float8_e4m3fn"), f"{name}{inf_as_zero}", 3, len(attributes)):
-        check_forward(name, numbers(rng, (5, 33), dtype), note=dtype, **attributes, **flag(inf_as_zero))
-
-
-@forms
-def test_axes(name, inf_as_zero, rng):
-    for shape, axis in some(AXES, f"{name}{inf_as_zero}", 3):
-        attributes = {"stats": True, "dropout": Dropout(0.4, 8, mask=True), "where": some_where(rng, shape)}
-        check_forward(name, numbers(rng, shape, "float32"), axis, note=f"{shape}", **attributes, **flag(inf_as_zero))
 
 
 @pytest.mark.parametrize("layout", WAYS, ids=lambda each: each.__name__)
@@ -248,12 +234,6 @@ def test_dropout_decides_by_the_place_in_c_order(rng):
             expected = keep_mask(shape, dropout.probability, dropout.seed, dropout.offset)
             np.testing.assert_array_equal(mask, expected, f"{shape}, axis {axis}, {layout.__name__}")
             assert ((y == 0) == ~mask).all()
-
-
-def test_dropout_in_long_rows(lowered, rng):
-    for n in (512, 515):
-        _, mask = opgrad.softmax(numbers(rng, (3, n), "float32"), dropout=Dropout(0.5, 3, 4, mask=True))
-        np.testing.assert_array_equal(mask, keep_mask((3, n), 0.5, 3, 4))
 
 
 def test_seeds_are_no_part_of_a_plan(rng):

@@ -7,6 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 functional, checkpoint = torch.nn.functional, pytest.importorskip("torch.utils.checkpoint")
 
+from tensors import loss_of  # noqa: E402
+
 import opgrad.torch  # noqa: E402
 from opgrad.torch.losses import statistics as linear_chunks  # noqa: E402
 
@@ -15,23 +17,6 @@ OPTIONS = [{}, {"label_smoothing": 0.1}, {"lse_square_scale": 0.1}, {"softcap": 
 EXTRAS = ("z_loss", "lse", "log_prob", "entropy")
 RETURNED = {f"return_{name}": True for name in (*EXTRAS, "token_accuracy", "predicted_tokens")}
 CHUNKS = {"whole": {}, "rows": {"LEAST_BUFFER": 2000, "FEWEST_ROWS": 0}, "classes": {"LEAST_BUFFER": 2000}}
-
-
-def expected_loss(x, target, weight=None, reduction="mean", num_items=None, lse_square_scale=0.0, **options):
-    """By PyTorch's functions."""
-    z = options["softcap"] * torch.tanh(x / options["softcap"]) if options.get("softcap") else x
-    z = z / options.get("temperature", 1.0)
-    smoothing = options.get("label_smoothing", 0.0)
-    each = functional.cross_entropy(z, target, weight, label_smoothing=smoothing, reduction="none")
-    counts = torch.ones_like(each) if target.is_floating_point() else (target != -100).to(each.dtype)
-    squares = lse_square_scale * z.logsumexp(1) ** 2 * counts
-    if reduction == "none":
-        return each + squares
-    if reduction == "sum":
-        return (each + squares).sum()
-    mass = counts if weight is None or target.is_floating_point() else weight[target.clamp(min=0)] * counts
-    by_weight, by_count = (num_items, num_items) if num_items else (mass.sum(), counts.sum())
-    return each.sum() / by_weight + squares.sum() / by_count
 
 
 def slopes(loss, arguments, dy):
@@ -49,7 +34,7 @@ def test_cross_entropy(options, dense):
         target = torch.rand(shape, dtype=torch.float64) if dense else target
         weight = torch.rand(9, dtype=torch.float64) + 0.5 if weighted else None
         loss = opgrad.torch.cross_entropy(x, target, weight, reduction=reduction, **options)
-        expected = expected_loss(x, target, weight, reduction, **options)
+        expected = loss_of(x, target, weight, reduction=reduction, **options)
         torch.testing.assert_close(loss, expected)
         dy = torch.randn_like(loss)
         torch.testing.assert_close(slopes(loss, x, dy), slopes(expected, x, dy))
@@ -98,7 +83,7 @@ def test_shift_and_num_items():
         torch.testing.assert_close(found, expected, **exact)
         torch.testing.assert_close(slopes(found, x, None), slopes(expected, x, None), **exact)
         found = opgrad.torch.linear_cross_entropy(x, eye, target, num_items=items, lse_square_scale=0.1)
-        torch.testing.assert_close(found, expected_loss(x, target, num_items=13, lse_square_scale=0.1))
+        torch.testing.assert_close(found, loss_of(x, target, num_items=13, lse_square_scale=0.1))
 
 
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
@@ -162,7 +147,7 @@ def test_linear_under_transformations():
         return opgrad.torch.linear_cross_entropy(x, w, target, linear_bias=b, **ALL)
 
     def theirs(x, w, b):
-        return expected_loss(functional.linear(x, w, b), target, **ALL)
+        return loss_of(functional.linear(x, w, b), target, **ALL)
 
     assert torch.autograd.gradgradcheck(ours, (x, w, b), fast_mode=True)
     places = (0, 1, 2)

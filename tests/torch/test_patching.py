@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import pytest
 from callers import call_at_once
+from samples import refused
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -310,26 +311,20 @@ def test_compiled(change):
 
 
 def test_refusals():
-    with pytest.raises(TypeError, match="model is Linear, expected a causal language model"):
-        opgrad.torch.patch(torch.nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="margin is no option, expected label_smoothing"):
-        opgrad.torch.patch(Model(), margin=1.0)
-    with pytest.raises(ValueError, match="softcap is 0, expected a finite number above 0"):
-        opgrad.torch.patch(Model(), softcap=0)
+    refused(TypeError, "model is Linear, expected a causal language model", opgrad.torch.patch, torch.nn.Linear(2, 2))
+    refused(TypeError, "margin is no option, expected label_smoothing", opgrad.torch.patch, Model(), margin=1.0)
+    refused(ValueError, "softcap is 0, expected a finite number above 0", opgrad.torch.patch, Model(), softcap=0)
     model = Model()
     model.loss_function = lambda logits, labels, vocab_size, **given: token_loss(logits, labels, vocab_size) * 2
-    with pytest.raises(TypeError, match="the loss of Model is another than cross-entropy of tokens"):
-        opgrad.torch.patch(model)
+    refused(TypeError, "the loss of Model is another than cross-entropy of tokens", opgrad.torch.patch, model)
     assert "forward" not in model.__dict__
     model = Model()
     model.head = torch.nn.Identity()
-    with pytest.raises(TypeError, match=r"the output layer is Identity, expected torch\.nn\.Linear"):
-        opgrad.torch.patch(model)
+    refused(TypeError, r"the output layer is Identity, expected torch\.nn\.Linear", opgrad.torch.patch, model)
     opgrad.torch.patch(model, linear=False)
     ids, labels = batch()
     freed = opgrad.torch.patch(Model(lambda logits: (freed.head.weight.untyped_storage().resize_(0), logits)[1]))
-    with pytest.raises(RuntimeError, match="weights were given back before the loss"):
-        freed(ids, labels=labels)
+    refused(RuntimeError, "weights were given back before the loss", freed, ids, labels=labels)
 
 
 def test_a_model_that_computes_its_loss_by_itself():
