@@ -56,12 +56,6 @@ def refused():
     source.take = taking
 
 
-def needs_memory(function, **given):
-    """Whether a call's working memory is too large for the stack."""
-    of, given = arrays.expanded(opgrad.ops.operators()[function.__name__], given)
-    return arrays.ArrayRunner(of, given).plan.scratch_bytes > 8 * pool.STACK_WORDS
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory there is")
 def test_what_is_kept_does_not_grow_with_signatures():
     """80 lengths of sequences kept 500 MiB."""
@@ -71,7 +65,8 @@ def test_what_is_kept_does_not_grow_with_signatures():
 def test_calls_give_back_what_they_take():
     opgrad.empty_pool()
     out = np.empty_like(X)
-    assert needs_memory(opgrad.softmax, x=X)
+    runner = arrays.ArrayRunner(*arrays.expanded(opgrad.ops.operators()["softmax"], {"x": X}))
+    assert runner.plan.scratch_bytes > 8 * pool.STACK_WORDS  # too large for the stack
     plan = opgrad.plan(opgrad.softmax, X, out=np.empty_like(X))
     for call in (opgrad.softmax, opgrad.softmax.__call__, plan, plan.__call__):
         for _ in range(3):

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import math
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -23,17 +24,6 @@ from opgrad.ops import FAMILIES, graph_operators, loss_operators, operators, pub
 pytestmark = pytest.mark.any_cpu
 
 PACKAGE = Path(opgrad.__file__).parent
-
-
-LOSSES = ("cross_entropy", "linear_cross_entropy", "linear_jsd", "linear_kl_div")
-
-
-def test_public_names():
-    plans = {"plan", "PlannedCall"}
-    losses = {f"{name}{more}" for name in LOSSES for more in ("", "_and_grad")}
-    others = {"CrossEntropyOutput", "Dropout", "empty_pool", "post_ops", "get_num_threads", "set_num_threads", *losses}
-    assert set(opgrad.__all__) == {*operators(), *graph_operators(), *plans, *others}
-    assert all(callable(getattr(opgrad, name)) for name in opgrad.__all__ if name != "post_ops")
 
 
 def test_every_file_of_operators_is_a_family():
@@ -68,14 +58,10 @@ def test_docstring(op):
         assert reused or f"{name}:" in text or f"{name}," in text, name
     for word in ("Returns", "Raises TypeError", "ValueError", "Formula:"):
         assert word in text, word
-    assert "Source:" in text or not op.onnx
+    assert "Source: " in text
+    assert re.search(r"[Ss]hape|\bN x\b|as for ", text)
     for name in op.onnx:
         assert name.name in text, name.name
-
-
-def test_formula_names_the_results(op):
-    assert op.formula
-    assert op.formula.isascii()
 
 
 def test_forward(op):
@@ -162,12 +148,8 @@ def test_plan_of_specs(op, rng):
     assert plan.scratch_bytes >= 0
 
 
-def plans_kept(function):
-    return inspect.getclosurevars(function._python).nonlocals["runners"]
-
-
 def test_the_number_of_kept_plans_is_bounded(rng, monkeypatch):
-    runners = plans_kept(opgrad.relu)
+    runners = inspect.getclosurevars(opgrad.relu._python).nonlocals["runners"]
     monkeypatch.setattr(runners, "most", 8)
     monkeypatch.setattr(plans.PLANS, "most", 9)
     for size in range(1, 40):

@@ -248,14 +248,9 @@ class _Memory:
         return None
 
 
-def _settled(op, given):
-    """The arguments as they are: whose arrays these may be is another test's matter."""
-    return given
-
-
 _device = driver.start(FROM_PTX) if FROM_PTX else None
 _memory = _Memory()
-_runners = Runners(_memory, _settled)
+_runners = Runners(_memory, lambda op, given: given)  # whose arrays these may be is another test's matter
 
 
 def _on_host(op, given):
@@ -302,7 +297,9 @@ class _Uploads:
 
         if min(array.strides, default=0) < 0:  # tensors have none
             array = np.ascontiguousarray(array)
-        owner = _owner(array)
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
         content = self._upload(owner)
         self.written |= {owner.ctypes.data} if written else set()
         offset, rest = divmod(array.ctypes.data - owner.ctypes.data, array.itemsize)
@@ -328,12 +325,6 @@ class _Uploads:
                 ctypes.memmove(place, content, len(content))
             else:
                 assert content == _content(owner), "an argument was changed"
-
-
-def _owner(array):
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
 
 
 def _content(owner):

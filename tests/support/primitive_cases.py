@@ -177,7 +177,9 @@ def check_forward(name, x, axis=-1, *, note="", place=None, **attributes):
     """
     before = x.copy()
     attributes = {key: value for key, value in attributes.items() if value is not None}
-    names = result_names(attributes)
+    wanted = {"y": True, "stats": attributes.get("stats"), "saved": attributes.get("save")}
+    wanted["mask"] = "dropout" in attributes and attributes["dropout"].mask
+    names = [key for key, value in wanted.items() if value]
     own = DTYPES["float32"] if x.dtype.name in BYTES else x.dtype
     dtype = DTYPES[str(attributes.get("out_dtype", own))]
     dtypes = {"y": dtype, "stats": np.dtype(np.float32), "saved": own, "mask": np.dtype(bool)}
@@ -193,12 +195,6 @@ def check_forward(name, x, axis=-1, *, note="", place=None, **attributes):
     np.testing.assert_array_equal(bytes_of(x), bytes_of(before), f"x changed, {note}")
     hold(name, x, axis, dict(zip(names, results, strict=True)), dtypes, note, **attributes)
     return results
-
-
-def result_names(attributes):
-    dropout = attributes.get("dropout")
-    wanted = {"y": True, "stats": attributes.get("stats"), "saved": attributes.get("save")}
-    return [key for key, value in (wanted | {"mask": dropout is not None and dropout.mask}).items() if value]
 
 
 def hold(name, x, axis, results, dtypes, note, **attributes):

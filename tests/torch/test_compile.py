@@ -197,13 +197,6 @@ def test_fake_tensors_are_laid_out_as_the_real_ones(op, layout, rng):
             assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
 
 
-def test_fake_tensors_have_the_dtypes_that_are_asked_for():
-    with FakeTensorMode():
-        x, labels = torch.empty(3, 4), torch.empty(3, dtype=torch.int64)
-        results = opgrad.softmax_cross_entropy_loss_and_grad(x, labels, out_dtype=(torch.float64, None))
-    assert [each.dtype for each in results] == [torch.float64, torch.float32]
-
-
 def test_fake_tensors_are_checked():
     with FakeTensorMode():
         x = torch.empty(3, 4)

@@ -132,7 +132,9 @@ class Machine:
         for step in block.steps:
             mask = active
             if step.guard is not None:
-                mask = _both(active, self.spread(step.guard(self)))
+                mask = self.spread(step.guard(self))
+                mask = mask if active is None else active & mask
+                mask = None if mask.all() else mask
             if mask is None or mask.any():
                 step.run(self, mask)
             for name in step.last:
@@ -253,8 +255,3 @@ class Machine:
         self.sanitizer.report("barrier", self, self.barrier, lanes, detail)
         self.waiting[:] = 0
         return len(lanes) > 0
-
-
-def _both(active, guard):
-    mask = guard if active is None else active & guard
-    return None if mask.all() else mask

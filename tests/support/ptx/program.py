@@ -70,8 +70,9 @@ class Program:
     def _formula(self, instruction, formula):
         """Read, compute, write."""
         operands = [part for each in instruction.operands for part in parts(each)]
-        count = len(formula.results)
-        _check_count(instruction, len(operands), count + len(formula.sources))
+        count, found = len(formula.results), len(operands)
+        if found != (wanted := count + len(formula.sources)):
+            raise PtxError(f"line {instruction.line}: {instruction.name} has {found} operands, expected {wanted}")
         writers = [writer(each, of) for each, of in zip(operands, formula.results, strict=False)]
         readers = [reader(each, of) for each, of in zip(operands[count:], formula.sources, strict=True)]
         compute, (write, *others) = formula.compute, writers
@@ -131,11 +132,6 @@ def _width(instruction, space):
     return min(4, count * (of.bits if of else 8) // 8)
 
 
-def _check_count(instruction, found, expected):
-    if found != expected:
-        raise PtxError(f"line {instruction.line}: {instruction.name} has {found} operands, expected {expected}")
-
-
 def _note_last_uses(blocks):
     """Registers of one block alone are dropped behind their last use."""
     home = {}
@@ -170,7 +166,8 @@ def _addressing(instructions):
             for name in names(part):
                 made.setdefault(name, []).append(each)
     found = {}
-    pending = [(name, True) for each in instructions if ".global" in each.name for name in _address_names(each)]
+    reached = [o for each in instructions if ".global" in each.name for o in each.operands if isinstance(o, Address)]
+    pending = [(name, True) for each in reached for name in names(each)]
     while pending:
         name, signed = pending.pop()
         if name in found:
@@ -181,10 +178,6 @@ def _addressing(instructions):
                 sources = [n for o in each.operands[1:] for p in parts(o) for n in names(p)]
                 pending += [(source, _extends_sign(each, signed)) for source in sources]
     return found
-
-
-def _address_names(instruction):
-    return [name for each in instruction.operands if isinstance(each, Address) for name in names(each)]
 
 
 def _extends_sign(instruction, signed):

@@ -23,7 +23,7 @@ Copy = namedtuple("Copy", "instruction lanes groups places values")
 def copy(m):
     m.one("async")
     if m.take("commit_group"):
-        return Effect(_commit)
+        return Effect(lambda machine, instruction, mask: np.add.at(machine.committed, machine.active(mask), 1))
     if m.take("wait_all"):
         return Effect(lambda machine, instruction, mask: complete(machine, mask, 0, uncommitted=True))
     if m.take("wait_group"):
@@ -69,10 +69,6 @@ def _start(m, size):
         machine.copies.append(Copy(instruction, kept, machine.committed[kept], places, words))
 
     return Effect(run)
-
-
-def _commit(machine, instruction, mask):
-    machine.committed[machine.active(mask)] += 1
 
 
 def complete(machine, mask, pending, uncommitted=False):

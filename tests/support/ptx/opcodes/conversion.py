@@ -55,7 +55,9 @@ def convert(m):
             raise m.unknown(f"expected one of {', '.join(TO_INTEGRAL)}")
         return Formula([to], [of], _to_integer(to, of, TO_INTEGRAL[integral], ftz))
     if sat:
-        return Formula([to], [of], lambda a: _saturated(a, to))
+        info, own = np.iinfo(to.dtype), np.iinfo(of.dtype)
+        least, most = max(info.min, own.min), min(info.max, own.max)
+        return Formula([to], [of], lambda a: np.clip(a, least, most).astype(to.dtype))
     return Formula([to], [of], lambda a: a.astype(to.dtype))
 
 
@@ -114,8 +116,3 @@ def _to_integer(to, of, rounded, ftz):
         return np.where(np.isnan(value), np.array(nan & ((1 << to.bits) - 1), to.raw).view(to.dtype), found)
 
     return compute
-
-
-def _saturated(a, to):
-    info, own = np.iinfo(to.dtype), np.iinfo(a.dtype)
-    return np.clip(a, max(info.min, own.min), min(info.max, own.max)).astype(to.dtype)

@@ -7,7 +7,8 @@ from ptx.parser import Pair
 from ptx.types import B32, PRED, S32, SIGNED, U32, UNSIGNED, Type
 
 ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
-LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+PLAIN = {"min": np.minimum, "max": np.maximum, "neg": np.negative, "abs": np.abs}
+LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.bitwise_not}
 
 
 def exact(of, formula):
@@ -34,13 +35,9 @@ def add(m):
     if m.take("sat"):
         if of != S32:
             raise m.unknown(".sat is for s32")
-        return Formula([of], [of, of], lambda a, b: _clamped(formula(a.astype(np.int64), b), of))
+        ends = -(2**31), 2**31 - 1
+        return Formula([of], [of, of], lambda a, b: np.clip(formula(a.astype(np.int64), b), *ends).astype(of.dtype))
     return Formula([of], [of, of], formula, exact(of, formula))
-
-
-def _clamped(value, of):
-    info = np.iinfo(of.dtype)
-    return np.clip(value, info.min, info.max).astype(of.dtype)
 
 
 def high(a, b, of):
@@ -100,28 +97,16 @@ def divide(m):
     return Formula([of], [of, of], compute)
 
 
-@opcode("min", "max", floating=False)
-def extreme(m):
-    of = m.type()
-    return Formula([of], [of, of], np.minimum if m.instruction.opcode == "min" else np.maximum)
+@opcode("min", "max", "neg", "abs", floating=False)
+def of_integers(m):
+    of, function = m.type(), PLAIN[m.instruction.opcode]
+    return Formula([of], [of] * function.nin, function)
 
 
-@opcode("neg", "abs", floating=False)
-def sign(m):
-    of = m.type()
-    return Formula([of], [of], np.negative if m.instruction.opcode == "neg" else np.abs)
-
-
-@opcode("and", "or", "xor")
+@opcode("and", "or", "xor", "not")
 def logic(m):
-    of = m.type()
-    return Formula([of], [of, of], LOGIC[m.instruction.opcode])
-
-
-@opcode("not")
-def invert(m):
-    of = m.type()
-    return Formula([of], [of], np.logical_not if of == PRED else np.bitwise_not)
+    of, function = m.type(), LOGIC[m.instruction.opcode]
+    return Formula([of], [of] * function.nin, function)
 
 
 @opcode("shl", "shr")
