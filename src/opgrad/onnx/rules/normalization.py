@@ -22,30 +22,38 @@ from opgrad.onnx.rules.node import (
 )
 
 
-def _full_scale(node: Node, axis: int) -> Value:
-    """The scale in the shape of the normalized axes; ONNX allows any scale that broadcasts to this shape."""
-    scale, x = node.required(1), node.x
-    own, whole = known(scale.sizes), sizes_of(x)[axis:]
-    full = are_equal(scale.sizes, whole) or (own is not None and len(own) == len(whole) and 1 not in own)
-    return scale if full else scale.expand(x.shape(axis))
+def _gradients(node: Node, op: str, *statistics: Value) -> list[Value]:
+    """The gradients of x, scale and bias by an operator, which takes a scale in the shape of the normalized axes.
+
+    ONNX allows any scale that broadcasts to this shape. One with further axes multiplies what is normalized by ones.
+    """
+    axis = node.get("axis", -1) % node.rank()
+    whole = sizes_of(node.x)[axis:]
+    given = [each for each in node.inputs[1:] if each is not None]
+    own, scale, dy = known(given[0].sizes), given[0], node.dy
+    rows = max(len(each.sizes or ()) for each in given) > len(whole)
+    if rows:
+        node = node.wide()
+        scale, dy = node.body.full(node.x.shape(axis), 1, node.x), node.dy * scale.like(node.dy)
+    elif not are_equal(scale.sizes, whole) and (own is None or len(own) != len(whole) or 1 in own):
+        scale = scale.expand(node.x.shape(axis))
+    else:
+        whole = scale.sizes or ()
+    dx, *sums = node.results(op, 1 + len(statistics), dy, node.x, scale, *statistics, axis=axis)
+    if rows:
+        *mean, inv_std = (each.like(node.dy) for each in statistics)
+        sums, whole = [node.dy * (node.x - mean[0] if mean else node.x) * inv_std, node.dy], sizes_of(node.x)
+    pairs = zip(sums, given, strict=False)
+    return [dx, *(unbroadcast(each, node.with_sizes(each, whole), target) for each, target in pairs)]
 
 
 @gradient("LayerNormalization")
 def layer_normalization(node: Node) -> Gradients:
     """dx = inv_std * (g - mean(g) - n * mean(g * n)), g = dy * scale, n the normalized x."""
-    axis = node.get("axis", -1) % node.rank()
     dtype = node.get("stash_type", TensorProto.FLOAT) if node.x.element_type != TensorProto.DOUBLE else None
     mean, inv_std = (node.output(index, suffix, dtype) for index, suffix in ((1, "_mean"), (2, "_inv_std")))
-    scale = _full_scale(node, axis)
-    dx, dscale, dbias = node.results("LayerNormalizationGrad", 3, node.dy, node.x, scale, mean, inv_std, axis=axis)
-    dx = _with_statistics(node, dx, 1, 2)
-    whole = node.with_sizes(scale, list(sizes_of(node.x))[axis:])
-    bias = node.input(2)
-    return [
-        dx,
-        unbroadcast(dscale, whole, node.required(1)),
-        None if bias is None else unbroadcast(dbias, node.with_sizes(dbias, whole.sizes or ()), bias),
-    ]
+    dx, *others = _gradients(node, "LayerNormalizationGrad", mean, inv_std)
+    return [_with_statistics(node, dx, 1, 2), *others]
 
 
 def _with_statistics(node: Node, dx: Value, *places: int) -> Value:
@@ -68,7 +76,7 @@ def _with_statistics(node: Node, dx: Value, *places: int) -> Value:
 def simplified_layer_normalization(node: Node) -> Gradients:
     """dx = inv_std * (g - n * mean(g * n)), g = dy * scale, n = x * inv_std."""
     inv_std = node.output(1, "_inv_std", TensorProto.FLOAT)
-    dx, dscale = _rms_gradients(node, inv_std)
+    dx, dscale = _gradients(node, "SimplifiedLayerNormalizationGrad", inv_std)
     return [_with_statistics(node, dx, 1), dscale]
 
 
@@ -78,15 +86,8 @@ def rms_normalization(node: Node) -> Gradients:
     axis = node.get("axis", -1) % node.rank()
     wide = node.wide().x
     square = (wide * wide).mean(*range(axis, node.rank()))
-    return _rms_gradients(node, 1 / (square + node.get("epsilon", 1e-5)).apply("Sqrt"))
-
-
-def _rms_gradients(node: Node, inv_std: Value) -> list[Value]:
-    axis = node.get("axis", -1) % node.rank()
-    scale = _full_scale(node, axis)
-    dx, dscale = node.results("SimplifiedLayerNormalizationGrad", 2, node.dy, node.x, scale, inv_std, axis=axis)
-    whole = node.with_sizes(scale, list(sizes_of(node.x))[axis:])
-    return [dx, unbroadcast(dscale, whole, node.required(1))]
+    inv_std = 1 / (square + node.get("epsilon", 1e-5)).apply("Sqrt")
+    return _gradients(node, "SimplifiedLayerNormalizationGrad", inv_std)
 
 
 @gradient("LpNormalization")
