@@ -1,4 +1,4 @@
-"""Branches and loops as PyTorch's exporters write them, and LinearAttention by its steps, against autograd."""
+"""Branches, loops and rows that pad, as PyTorch's exporters write them, and LinearAttention, against autograd."""
 
 import io
 import warnings
@@ -124,6 +124,17 @@ class Stepped(Scanned):
         return torch.stack(rows) * h
 
 
+class Padded(torch.nn.Module):
+    """A table of rows, of which the one that pads is not learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(3, 4, padding_idx=1)
+
+    def forward(self, x):
+        return self.words(x.argmax(-1)) * x.sum(-1, keepdim=True)
+
+
 def scripted(model, x):
     """The export of a scripted model, of any number of steps and rows."""
     file = io.BytesIO()
@@ -146,6 +157,7 @@ def traced(model, x):
         (Conditional, Conditional, traced, (2, 3)),
         (Repeated, Unrolled, traced, (2, 3)),
         (Scanned, Stepped, traced, (5, 2, 3)),
+        (Padded, Padded, traced, (5, 2, 3)),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )

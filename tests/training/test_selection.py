@@ -59,6 +59,26 @@ def test_weights_are_told_from_numbers(tmp_path):
     np.testing.assert_array_equal(read_checkpoint(tmp_path / "checkpoint").trainable["c"][0], [1, 2, 3])
 
 
+def test_what_torch_export_tells_of_parameters_and_buffers(tmp_path):
+    """A number or a scale of the input that is a parameter is trained, a matrix that is a buffer is not."""
+    text = """g (float[n, 3] x) => (float[n, 3] y) {
+        a = Mul(x, scale)  b = MatMul(a, w)  c = MatMul(b, projection)  d = Mul(c, gain)  y = Add(d, offset)
+    }"""
+    shapes = {"scale": (3,), "w": (3, 3), "projection": (3, 3), "gain": (), "offset": (1,)}
+    model = build(text, normal(**shapes))
+    for name, shape in shapes.items():
+        value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        kind = "BUFFER" if name in ("projection", "offset") else "PARAMETER"
+        value.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value=kind)
+        model.graph.value_info.append(value)
+    made = generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
+    assert (made.trainable, made.constants, made.notes) == (("scale", "w", "gain"), ("projection",), ())
+    named = ["projection"]
+    assert generate_artifacts(model, named, loss=LossType.MSELoss, artifact_directory=tmp_path).trainable == (*named,)
+    onnx.save(model, tmp_path / "model.onnx")
+    assert "projection (a buffer of the module)" in cli("inspect", tmp_path / "model.onnx", columns=300)[1]
+
+
 @pytest.mark.parametrize(
     ("body", "w", "bias", "weights"),
     [

@@ -13,12 +13,7 @@ import onnx
 from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.messages import copied
 from opgrad.onnx.graph.subgraphs import in_bodies
-from opgrad.onnx.passes.patterns import (
-    fuse_cross_entropy,
-    fuse_gelu,
-    fuse_normalization,
-    fuse_swish,
-)
+from opgrad.onnx.passes.patterns import fuse_cross_entropy, fuse_gelu, fuse_normalization, fuse_swish
 from opgrad.onnx.passes.removal import (
     chain_sums,
     fold_constants,
@@ -42,14 +37,7 @@ CLEANING: tuple[Pass, ...] = (
     share_nodes,
     remove_dead,
 )
-FUSIONS: tuple[Pass, ...] = (
-    fuse_normalization,
-    fuse_gelu,
-    fuse_swish,
-    fuse_cross_entropy,
-    split_parts,
-    remove_dead,
-)
+FUSIONS: tuple[Pass, ...] = (fuse_normalization, fuse_gelu, fuse_swish, fuse_cross_entropy, split_parts, remove_dead)
 MOST_ROUNDS = 8  # of `clean`; each round finds less to do than the one before
 
 

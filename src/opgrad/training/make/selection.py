@@ -59,6 +59,8 @@ MOST_SHARED = 4  # tensors that a note describes
 MOST_STEPS = 8  # the most nodes between a product and the sine of it
 
 POSITIONS, FREQUENCIES, INPUT = "positions, as sines", "frequencies of positions", "normalizes an input"
+KIND, LEARNED = "pkg.torch.export.graph_signature.InputSpec.kind", "PARAMETER"  # torch.export's; other kinds stay
+BUFFER = "a buffer of the module"
 FILLING = "fills the place of a scale or a bias"
 NORMS = ("InstanceNormalization", "LayerNormalization", "BatchNormalization", "GroupNormalization")
 NEUTRAL = {1: 1.0, 2: 0.0}  # at the places of scales and biases
@@ -186,6 +188,8 @@ class Candidates:
         for node in self._nodes:
             for place, name in enumerate(node.input if reads_values(node) else ()):
                 self._readers.setdefault(name, []).append((node, place))
+        told = ((each.name, props) for each in model.graph.value_info for props in each.metadata_props)
+        self._kinds = {name: props.value for name, props in told if props.key == KIND}
         self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
         found = [
             name
@@ -201,7 +205,7 @@ class Candidates:
         self.modules |= {name: names for name, names in scales if name in self.weights}
         self.shared = {name: layers for name in self.weights if len(layers := self._layers(name)) > 1}
         self.products = dict(self._biases())
-        known = {*self.weights, *self.statistics, *self.fixed}
+        known = {*self.weights, *self.statistics, *self.fixed, *self._kinds}
         self.numbers = [
             each.name for each in model.graph.initializer if each.name not in known and self._is_number(each.name)
         ]
@@ -216,6 +220,8 @@ class Candidates:
         return name in self.tensors and self.tensors[name].data_type in FLOATS
 
     def _is_weight(self, name: str) -> bool:
+        if self._kinds.get(name) == LEARNED and name in self._readers:
+            return True
         several = size_of(self.tensors[name]) > 1
         return any(
             place in facts_of(node).weights
@@ -420,9 +426,12 @@ class Candidates:
 
     def _reason(self, name: str) -> str | None:
         """What an untrained tensor is, in words; None for a weight."""
+        kind = self._kinds.get(name)
+        if kind not in (None, LEARNED):
+            return BUFFER
         if self._is_of_frequencies(name):
             return FREQUENCIES
-        if self._normalizes_input(name):
+        if kind is None and self._normalizes_input(name):
             return INPUT
         if self._fills(name):
             return FILLING
