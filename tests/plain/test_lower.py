@@ -10,17 +10,15 @@ import onnx
 import onnxruntime
 import pytest
 from accuracy import relative_tolerance
-from artifact_sets import EXAMPLES, SETS
-from lowered_sets import NAMES, batch_inputs
+from lowered_sets import NAMES, batches
 from lowering_cases import SINGLE, cases
 from lowering_models import feedback, graph_of, known_shapes, run, value_info
 from onnx import TensorProto, helper, numpy_helper
-from sklearn.datasets import load_digits
+from portable_steps import stepped
 
 from opgrad.contract import reference
 from opgrad.onnxruntime import LOWERED, NOT_LOWERED, lower, register
-from opgrad.training import read_checkpoint
-from opgrad.training.run.recipe import Recipe
+from opgrad.training import AdamWRule, read_checkpoint
 
 # Operators on sequences and MaxPoolGrad, which needs its forward node, have tests of their own.
 ELSEWHERE = {"AdamWOptimizer", "InplaceClipGradNorm", "MaxPoolGrad", "SGDOptimizerV2"}
@@ -83,10 +81,6 @@ def test_form_computes_the_reference(name, dtype, rng):
             assert_close(result, each, dtype, case.terms, f"{key}, {case.attributes}")
 
 
-def test_every_form_has_a_test():
-    assert not set(LOWERED) & NOT_LOWERED.keys()
-
-
 # --- pooling, whose shape comes from the forward node ----------------------------------------------------------------
 
 
@@ -140,17 +134,14 @@ def test_pooling_of_unknown_shape_has_no_form(rng):
 SHAPES = ((3, 2), (), (4,))
 
 
-def sequence(name):
-    return helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, None)
-
-
 def optimizer_model(op, sequences, outputs, **attributes):
     """An optimizer model as the generator writes it: only the flag is an output."""
     node = helper.make_node(op, ["learning_rate", *sequences], outputs, domain="com.microsoft", **attributes)
     numbers = [value_info("learning_rate", np.zeros(1, np.float32), [1])]
     if "step" in sequences:
         numbers.append(value_info("step", np.zeros(1, np.int64), [1]))
-    inputs = [*numbers, *(sequence(name) for name in sequences if name != "step")]
+    lists = [name for name in sequences if name != "step"]
+    inputs = [*numbers, *(helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, None) for name in lists)]
     graph = helper.make_graph([node], "optimizer", inputs, [value_info(outputs[0], np.zeros(1, bool), [1])])
     imports = [helper.make_opsetid("com.microsoft", 1), helper.make_opsetid("", 15)]
     return helper.make_model(graph, opset_imports=imports, ir_version=8)
@@ -185,22 +176,15 @@ def test_adamw(mode, correct, rng):
     zeros = [np.zeros(shape, np.float32) for shape in SHAPES]
     sequences = ["step", "params", "gradients", "first", "second"]
     settings = {"alpha": 0.75, "beta": 0.875, "epsilon": 2.0**-20, "weight_decay": 0.125}
-    model = optimizer_model("AdamWOptimizer", sequences, ["done"], adam_mode=mode, correct_bias=correct, **settings)
+    settings |= {"adam_mode": mode, "correct_bias": correct}
+    model = optimizer_model("AdamWOptimizer", sequences, ["done"], **settings)
     rate = np.array([0.0625], np.float32)
     after = five_steps(model, {"learning_rate": rate, "params": parameters, "first": zeros, "second": zeros}, gradients)
     for place, p in enumerate(parameters):
-        p, m, v = p.astype(np.float64), np.zeros(p.shape), np.zeros(p.shape)
+        p, moments = p.astype(np.float64), ()
         for t, each in enumerate(gradients, 1):
-            g = each[place].astype(np.float64)
-            m, v = 0.75 * m + 0.25 * g, 0.875 * v + 0.125 * g * g
-            c1, c2 = (1 - 0.75**t, 1 - 0.875**t) if correct else (1, 1)
-            if mode == 0:
-                p = p * (1 - 0.0625 * 0.125)
-                p = p - 0.0625 / c1 * m / (np.sqrt(v / c2) + 2.0**-20)
-            else:
-                p = p - 0.0625 * np.sqrt(c2) / c1 * m / (np.sqrt(v) + 2.0**-20)
-                p = p * (1 - 0.0625 * 0.125)
-        for name, exact in (("params", p), ("first", m), ("second", v)):
+            p, moments = stepped(AdamWRule(**settings), p, moments, each[place].astype(np.float64), 0.0625, t)
+        for name, exact in zip(("params", "first", "second"), (p, *moments), strict=True):
             assert after[name][place].shape == exact.shape
             np.testing.assert_allclose(after[name][place], exact, rtol=1e-5, atol=1e-6)
 
@@ -605,7 +589,8 @@ def test_accumulator_of_float32_takes_halves():
     assert run(lower(one("InPlaceAccumulatorV2", inputs, "done", FLAG)), inputs)[1].dtype == np.float32
 
 
-def test_reasons_are_sentences():
+def test_what_is_not_lowered_has_a_reason():
+    assert not set(LOWERED) & NOT_LOWERED.keys()
     assert all(reason and reason[0].islower() and not reason.endswith(".") for reason in NOT_LOWERED.values())
 
 
@@ -669,42 +654,17 @@ class Lowered:
 @pytest.mark.parametrize("name", NAMES)
 def test_artifact_sets_give_the_losses_and_gradients_of_the_old_runtime(name):
     reference = json.loads((ARTIFACTS / name / "reference.json").read_text())
-    arrays = {key: each for key, each in batch_inputs(name).items() if key in reference["inputs"]}
-    rows, size = np.random.default_rng(1).permutation(1797), reference["batch_size"]
-    order = rows[:1500][np.random.default_rng(100).permutation(1500)]
-    trained = Lowered(ARTIFACTS / name, reference["learning_rate"])
-
-    def batch(rows, index):
-        return {key: each[rows[size * index : size * (index + 1)]] for key, each in arrays.items()}
-
-    losses = [trained.step(batch(order, 0))]
-    check_gradients(trained, np.load(ARTIFACTS / name / "gradients.npz"))
-    losses += [trained.step(batch(order, index)) for index in range(1, len(reference["loss_per_step"]))]
+    trained, (steps, evaluations) = Lowered(ARTIFACTS / name, reference["learning_rate"]), batches(name, reference)
+    losses = [trained.step(steps[0])]
+    gradients = np.load(ARTIFACTS / name / "gradients.npz")
+    assert set(gradients.files) == set(trained.trainable)
+    # Some gradients are 0 but for what rounding leaves.
+    largest = max(np.abs(each).max() for each in gradients.values())
+    for key, exact in gradients.items():
+        np.testing.assert_allclose(trained.state[key + BUFFER], exact, rtol=0, atol=1e-5 * largest)
+    losses += [trained.step(each) for each in steps[1:]]
     np.testing.assert_allclose(losses, reference["loss_per_step"], rtol=1e-4)
     for key, exact in reference["frozen_after"].items():
         np.testing.assert_allclose(trained.state[key], exact, rtol=1e-3, atol=1e-4)
-    test = [trained.loss(trained.evaluation, batch(rows[1500:], index)) for index in range(5)]
-    np.testing.assert_allclose(test, reference["eval_loss_per_batch"], rtol=1e-3)
-
-
-def check_gradients(trained, gradients):
-    """Within 1e-5 of the largest gradient of any parameter: some are 0 but for what rounding leaves."""
-    assert set(gradients.files) == set(trained.trainable)
-    largest = max(np.abs(gradients[name]).max() for name in gradients.files)
-    for name in gradients.files:
-        np.testing.assert_allclose(trained.state[name + BUFFER], gradients[name], rtol=0, atol=1e-5 * largest)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_examples_give_the_loss_of_the_old_runtime(name):
-    folder = EXAMPLES / name
-    reference, recipe = json.loads((folder / "reference.json").read_text()), Recipe.load(folder)
-    digits, labels = load_digits(return_X_y=True)
-    data = (digits / 16).astype(np.float32) if name == "digits" else digits.astype(np.int64)
-    rows = np.random.default_rng(recipe.split_seed).permutation(1797)[:1500]
-    order = rows[np.random.default_rng(recipe.seed).permutation(1500)]
-    trained = Lowered(folder, recipe.learning_rate)
-    first = trained.evaluation.get_inputs()[0].name
-    batches = [order[start : start + 50] for start in range(0, 1500, 50)]
-    losses = [trained.step({first: data[rows], "labels": labels[rows].astype(np.int64)}) for rows in batches]
-    assert np.mean(losses) == pytest.approx(reference["train_loss_per_epoch"][0], rel=1e-4)
+    evaluated = [trained.loss(trained.evaluation, each) for each in evaluations]
+    np.testing.assert_allclose(evaluated, reference["eval_loss_per_batch"], rtol=1e-3)

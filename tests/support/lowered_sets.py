@@ -17,3 +17,15 @@ def batch_inputs(name):
         "labels": labels.astype(np.int64),
         "target": np.eye(10, dtype=np.float32)[labels],
     }
+
+
+def batches(name, reference):
+    """The batches of the training steps, and those of the evaluation, as the reference describes them."""
+    inputs, size = batch_inputs(name), reference["batch_size"]
+    rows = np.random.default_rng(1).permutation(1797)
+    order, test = rows[:1500][np.random.default_rng(100).permutation(1500)], rows[1500:]
+    counts = (order, len(reference["loss_per_step"])), (test, len(reference["eval_loss_per_batch"]))
+    return [
+        [{key: inputs[key][each[size * k : size * (k + 1)]] for key in reference["inputs"]} for k in range(count)]
+        for each, count in counts
+    ]

@@ -9,9 +9,8 @@ import onnxruntime
 import pytest
 from artifact_sets import EXAMPLES
 from command import succeeds
-from lowered_sets import NAMES, batch_inputs
+from lowered_sets import NAMES, batches
 from model_sets import SETS
-from sklearn.datasets import load_digits
 from training_sets import load
 
 from opgrad.gradients import gradients
@@ -22,16 +21,6 @@ from opgrad.training.api import CheckpointState
 from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
-
-
-def batches(name, reference):
-    """The batches of the training steps, and those of the evaluation, as the reference describes them."""
-    inputs, size = batch_inputs(name), reference["batch_size"]
-    rows = np.random.default_rng(1).permutation(len(load_digits().target))
-    order = rows[:1500][np.random.default_rng(100).permutation(1500)]
-    steps = [order[start : start + size] for start in range(0, size * len(reference["loss_per_step"]), size)]
-    test = [rows[1500 + start : 1500 + start + 50] for start in range(0, 250, 50)]
-    return ([[inputs[each][part] for each in reference["inputs"]] for part in parts] for parts in (steps, test))
 
 
 def check_losses(folder, reference, steps, evaluations, rtol):
@@ -62,7 +51,8 @@ ORIGINAL = 2e-4  # of losses after a few steps in float32, whose order of additi
 @pytest.mark.parametrize("name", NAMES)
 def test_losses_are_those_of_the_original(name):
     reference = json.loads((ARTIFACTS / name / "reference.json").read_text())
-    check_losses(ARTIFACTS / name, reference, *batches(name, reference), ORIGINAL)
+    steps, evaluations = ([each.values() for each in several] for several in batches(name, reference))
+    check_losses(ARTIFACTS / name, reference, steps, evaluations, ORIGINAL)
 
 
 FILES = ("training_model.onnx", "eval_model.onnx", "checkpoint", "optimizer_model.onnx")
@@ -136,15 +126,12 @@ def test_artifacts_of_the_same_model_have_the_same_operators_and_losses(original
         values.extend(copies)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(each, name) for name, each in parameters.items())
     generate_artifacts(model, list(parameters), None, LossType.CrossEntropyLoss, OptimType.AdamW, tmp_path)
-    recurrent = [recurrent_operators(each / "training_model.onnx") for each in (folder, tmp_path)]
-    assert recurrent[0] == recurrent[1]
+    operators = ([node.op_type for node in onnx.load(each / "training_model.onnx").graph.node]
+                 for each in (folder, tmp_path))  # fmt: skip
+    mine, theirs = (sorted(name for name in names if name.startswith(("LSTM", "GRU"))) for names in operators)
+    assert mine == theirs
     steps, evaluations = ([each.values() for each in several] for several in original.batches())
     check_losses(tmp_path, original.reference, steps, evaluations, 1e-5)
-
-
-def recurrent_operators(path):
-    names = [node.op_type for node in onnx.load(path).graph.node]
-    return sorted(name for name in names if name.startswith(("LSTM", "GRU")))
 
 
 @pytest.fixture(params=SETS, ids=lambda each: each.name)
