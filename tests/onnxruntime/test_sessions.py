@@ -2,20 +2,16 @@
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
 from onnx_cases import find, ports
 from onnx_models import one_node, run
 from small_models import build
 
 from opgrad.onnxruntime import InferenceSession, node, register
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 RELU = one_node("ReluGrad", [("dy", "float32"), ("x", "float32")], [("dx", "float32")])
 
 
@@ -147,47 +143,6 @@ def test_threads_of_onnxruntime_give_the_same_bits():
 
 
 # --- real training graphs -------------------------------------------------------------------------
-
-
-def training_feeds(folder):
-    """Inputs of a training graph: parameters from the forward model, zero buffers, random data."""
-    parameters = {i.name: numpy_helper.to_array(i) for i in onnx.load(folder / "forward.onnx").graph.initializer}
-    r = np.random.default_rng(0)
-    feeds = {}
-    for value in onnx.load(folder / "training_model.onnx").graph.input:
-        shape = [d.dim_value or 8 for d in value.type.tensor_type.shape.dim]
-        if value.name in parameters:
-            feeds[value.name] = parameters[value.name].copy()
-        elif value.name.endswith(".accumulation.buffer"):
-            feeds[value.name] = np.zeros(shape, "f4")
-        elif value.name == "lazy_reset_grad":
-            feeds[value.name] = np.array([True])
-        elif value.type.tensor_type.elem_type == onnx.TensorProto.INT64:
-            feeds[value.name] = r.integers(0, 10, shape)
-        else:
-            feeds[value.name] = r.uniform(0, 1, shape).astype("f4")
-    return feeds
-
-
-@pytest.mark.parametrize("name", ["digits", "digits_attention"])
-def test_training_graph_runs_a_step(name):
-    """The gradient in the buffers is the slope of the evaluation graph's loss."""
-    folder = EXAMPLES / name
-    feeds = training_feeds(folder)
-    step = InferenceSession(folder / "training_model.onnx")
-    loss = step.run(None, feeds)[0]
-    evaluate = onnxruntime.InferenceSession(folder / "eval_model.onnx", providers=["CPUExecutionProvider"])
-    inputs = {value.name: feeds[value.name].copy() for value in evaluate.get_inputs()}
-    np.testing.assert_allclose(loss, evaluate.run(None, inputs)[0], rtol=1e-5)
-    buffers = {n.removesuffix("_grad.accumulation.buffer"): a for n, a in feeds.items() if n.endswith(".buffer")}
-    direction = {n: a / np.sqrt(sum((b**2).sum() for b in buffers.values())) for n, a in buffers.items()}
-    losses = []
-    for side in (1, -1):
-        moved = inputs | {n: inputs[n] + np.float32(side * 5e-3) * d for n, d in direction.items()}
-        losses.append(float(evaluate.run(None, moved)[0]))
-    slope = sum((buffers[n] * d).sum() for n, d in direction.items())
-    assert slope > 0
-    np.testing.assert_allclose((losses[0] - losses[1]) / 1e-2, slope, rtol=2e-2)
 
 
 def test_a_model_without_the_domain_gets_a_remedy():

@@ -224,15 +224,11 @@ BARE = [
 ]
 
 
+# Without its name, which cannot be asked for then, and without the text.
+@pytest.mark.parametrize(("name", "value"), [("NOBODYS", None), ("NO_ATTRIBUTE", "other words")])
 @pytest.mark.parametrize("model", BARE, ids=["int", "text", "ints", "float"])
-def test_a_missing_attribute_has_the_known_text(monkeypatch, model):
-    monkeypatch.setattr(private, "NOBODYS", None)  # which cannot be asked for
-    InferenceSession(model)
-
-
-@pytest.mark.parametrize("model", BARE, ids=["int", "text", "ints", "float"])
-def test_a_missing_attribute_is_found_without_the_text(monkeypatch, model):
-    monkeypatch.setattr(private, "NO_ATTRIBUTE", "other words")
+def test_a_missing_attribute_is_found(monkeypatch, model, name, value):
+    monkeypatch.setattr(private, name, value)
     InferenceSession(model)
 
 
