@@ -52,35 +52,6 @@ class Convolutional(nn.Module):
         return self.last(functional.adaptive_avg_pool2d(x[..., :2, :2], 2).flatten(1))
 
 
-class Residual(nn.Module):
-    """A basic block of ResNet."""
-
-    def __init__(self, inputs, outputs, stride):
-        super().__init__()
-        self.first, self.second = normalized(inputs, outputs, 3, stride), normalized(outputs, outputs)
-        self.short = normalized(inputs, outputs, 1, stride) if stride > 1 or inputs != outputs else nn.Identity()
-
-    def forward(self, x):
-        return functional.relu(self.second(functional.relu(self.first(x))) + self.short(x))
-
-
-class ResNet18(nn.Module):
-    """ResNet-18 with few channels."""
-
-    example = (image(2, 3, 32, 32),)
-
-    def __init__(self):
-        super().__init__()
-        widths = [4, 4, 6, 8, 10]
-        self.stem = nn.Sequential(normalized(3, widths[0], 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-        pairs = zip(widths, widths[1:], (1, 2, 2, 2), strict=False)
-        self.stages = nn.Sequential(*(nn.Sequential(Residual(*each), Residual(each[1], each[1], 1)) for each in pairs))
-        self.last = nn.Linear(widths[-1], 5)
-
-    def forward(self, x):
-        return self.last(functional.adaptive_avg_pool2d(self.stages(self.stem(x)), 1).flatten(1))
-
-
 class Inverted(nn.Module):
     """A block of MobileNetV2."""
 
@@ -110,51 +81,6 @@ class MobileNetV2(nn.Module):
 
     def forward(self, x):
         return self.classifier(self.last(self.features(x)).mean([2, 3]))
-
-
-class ChannelNorm(nn.Module):
-    """Layer normalization of images over their channels, as ConvNeXt writes it."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-
-    def forward(self, x):
-        mean = x.mean(1, keepdim=True)
-        deviation = (x - mean).pow(2).mean(1, keepdim=True)
-        return self.weight[:, None, None] * ((x - mean) / torch.sqrt(deviation + 1e-6)) + self.bias[:, None, None]
-
-
-class ConvNeXtBlock(nn.Module):
-    """Depthwise convolution, layer normalization, two layers, and a scale for each channel."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.depthwise, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width, 1e-6)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.scale = nn.Parameter(torch.full((width,), 0.5))
-
-    def forward(self, x):
-        y = self.depthwise(x).permute(0, 2, 3, 1)
-        y = self.scale * self.narrow(functional.gelu(self.wide(self.norm(y))))
-        return x + y.permute(0, 3, 1, 2)
-
-
-class ConvNeXt(nn.Module):
-    """ConvNeXt-tiny with two stages."""
-
-    example = (image(2, 3, 16, 16),)
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 4, 4, 4), ChannelNorm(4))
-        self.down = nn.Sequential(ChannelNorm(4), nn.Conv2d(4, 6, 2, 2))
-        self.stages = nn.ModuleList([ConvNeXtBlock(4), ConvNeXtBlock(6)])
-        self.norm, self.head = nn.LayerNorm(6, 1e-6), nn.Linear(6, 3)
-
-    def forward(self, x):
-        x = self.stages[1](self.down(self.stages[0](self.stem(x))))
-        return self.head(self.norm(x.mean([-2, -1])))
 
 
 class UNet(nn.Module):
@@ -322,7 +248,7 @@ class Recommender(nn.Module):
 
 
 MODELS = (
-    *(Perceptron, Convolutional, ResNet18, MobileNetV2, ConvNeXt, UNet, BilinearUNet),
+    *(Perceptron, Convolutional, MobileNetV2, UNet, BilinearUNet),
     *(ViT, Bert, GPT2, Text, GatedText, Recommender),
 )
 
