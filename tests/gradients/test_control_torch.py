@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from differences import build, computed, run
+from differences import build, computed
 
 from opgrad.gradients import gradients
 
@@ -187,45 +187,6 @@ def test_exports_have_the_gradients_of_autograd(model, eager, export, shape):
 
 
 # --- LinearAttention, which ONNX defines by a Scan ---
-
-ROWS, LENGTH, HEADS, WIDTH = 2, 4, 2, 3
-
-
-def attention(rule, query, key, value, past, decay, beta):
-    """The formula of the operator, one head and one step after the other."""
-    split = [each.reshape(ROWS, LENGTH, HEADS, -1) for each in (query, key, value, decay, beta)]
-    state, results = past, []
-    for step in range(LENGTH):
-        q, k, v, g, b = (each[:, step] for each in split)
-        if "gated" in rule:
-            state = state * torch.exp(g)[..., None]
-        new = b * (v - torch.einsum("nhkv,nhk->nhv", state, k)) if "delta" in rule else v
-        state = state + torch.einsum("nhk,nhv->nhkv", k, new)
-        results.append(torch.einsum("nhkv,nhk->nhv", state, q) * WIDTH**-0.5)
-    return torch.stack(results, 1).reshape(ROWS, LENGTH, -1), state
-
-
-@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
-def test_linear_attention(rule):
-    random = np.random.default_rng(0)
-    wide, narrow = (ROWS, LENGTH, HEADS * WIDTH), (ROWS, LENGTH, HEADS)
-    shapes = {"q": wide, "k": wide, "v": wide, "past": (ROWS, HEADS, WIDTH, WIDTH)}
-    shapes |= {"decay": wide} if "gated" in rule else {}
-    shapes |= {"beta": narrow} if "delta" in rule else {}
-    feeds = {name: random.normal(size=shape).astype(np.float32) * 0.5 for name, shape in shapes.items()}
-    told = ", ".join(f"float{list(shape)} {name}" for name, shape in shapes.items())
-    places = ", ".join(name if name in shapes else '""' for name in ("q", "k", "v", "past", "decay", "beta"))
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["": 27]> g ({told}) => (float[2, 4, 6] y, float[2, 2, 3, 3] present) {{
-            y, present = LinearAttention <q_num_heads = 2, kv_num_heads = 2, update_rule = "{rule}"> ({places}) }}"""
-    )
-    found = run(gradients(model, ["y", "present"], list(shapes), plain=True), feeds)
-    given = {name: torch.tensor(each, dtype=torch.float64, requires_grad=True) for name, each in feeds.items()}
-    unused = torch.zeros(wide, dtype=torch.float64)
-    results = attention(rule, *(given.get(name, unused) for name in ("q", "k", "v", "past", "decay", "beta")))
-    expected = torch.autograd.grad(sum(each.sum() for each in results), list(given.values()))
-    for name, mine, other in zip(("y", "present", *given), found, (*results, *expected), strict=True):
-        np.testing.assert_allclose(mine, other.detach(), rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 
 def test_convolutions_and_pools_inside_of_a_loop():

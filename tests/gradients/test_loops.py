@@ -52,17 +52,13 @@ def test_a_branch_inside_of_a_branch(limit):
         check(branches(inner, "q = Sin(w)"), {"x": VECTOR, "w": weight, "limit": np.array(limit)}, ["x", "w"])
 
 
-def loop(states, body, of="x", more="", results=""):
-    return f"""g (double[3] x, double[3, 3] w, double[3] v, int64 n) => ({results}) {{ {ALWAYS} {more}
-        {states} = Loop (n, t, {of}) <body = {body}>
-    }}"""
-
-
 @pytest.mark.parametrize("turns", [0, 1, 4])
 def test_states_rows_and_values_from_outside(turns):
-    body = """b (int64 i, bool c, double[3] h) => (bool d, double[3] k, double[3] e) {
-        d = Identity(c)  z = Transpose<perm = [1, 0]>(w)  a = MatMul(h, z)  k = Tanh(a)  e = Mul(k, v) }"""
-    text = loop("y, rows", body, results="double[3] y, double[k, 3] rows")
+    text = f"""g (double[3] x, double[3, 3] w, double[3] v, int64 n) => (double[3] y, double[k, 3] rows) {{ {ALWAYS}
+        y, rows = Loop (n, t, x) <body = b (int64 i, bool c, double[3] h)
+            => (bool d, double[3] k, double[3] e) {{
+            d = Identity(c)  z = Transpose<perm = [1, 0]>(w)  a = MatMul(h, z)  k = Tanh(a)  e = Mul(k, v) }}>
+    }}"""
     feeds = {"x": VECTOR, "w": MATRIX, "v": WEIGHT, "n": np.array(turns)}
     for outputs in (None, ["y"], *([["rows"]] if turns else [])):
         check(text, feeds, ["x", "w"] if outputs == ["y"] else ["x", "w", "v"], outputs)

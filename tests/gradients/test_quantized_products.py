@@ -39,9 +39,6 @@ conv = torch.nn.functional.conv2d
 FILTERED = (FLOATS["filter"] - WZERO) * WS
 # What the graph computes, what it is of the floats, and the shape of x.
 CASES = {
-    "MatMulInteger": (dynamic("MatMulInteger", "ws", "w", "o", "wz"), lambda x: x @ W, (2, 3)),
-    "MatMulInteger, columns": (dynamic("MatMulInteger", "columns", "w", "o", "offsets"), lambda x: x @ BY_COLUMN,
-                               (2, 3)),
     "MatMulInteger, moved": (
         "q, t, o = DynamicQuantizeLinear(x)\n a = Transpose(q)\n i = MatMulInteger(a, w, o)\n j = Transpose(i)\n"
         " f = Cast <to = 1> (j)\n m = Mul(t, ws)\n y = Mul(f, m)", lambda x: (x.T @ (FLOATS["w"] * WS)).T, (3, 2),

@@ -31,8 +31,10 @@ def test_gradients_are_those_of_central_differences(op):
     for case in BY_OPERATOR[op]:
         if case.opset > NEWEST:
             continue
+        own = bool(case.domain) or case.opset < REFERENCE_FROM.get(case.op, 0)
+        wanted = [f"x{place}" for place in case.wanted]
         try:
-            check_case(case)
+            check(case.model(), case.feeds, wanted, own_forward=own, plain=op in PLAIN)
         except Exception as error:
             error.add_note(f"case: {case}")
             raise
@@ -51,12 +53,6 @@ def test_every_rule_is_checked():
     checked = {(case.domain, case.op) for case in CASES} | ELSEWHERE.keys()
     through = {(declared.domain, declared.name) for declared in RULES.values() if declared.rule is not zero}
     assert through - checked == set()
-
-
-def check_case(case):
-    wanted = [f"x{place}" for place in case.wanted]
-    own_forward = bool(case.domain) or case.opset < REFERENCE_FROM.get(case.op, 0)
-    check(case.model(), case.feeds, wanted, own_forward=own_forward, plain=case.op in PLAIN)
 
 
 KINDS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float64": TensorProto.DOUBLE}

@@ -8,11 +8,11 @@ import runtime_cases_fused
 import runtime_cases_newer
 import runtime_cases_packed
 import runtime_cases_regions
-from differences import computed, in_float32, with_types
+from differences import computed, in_float32, with_constants, with_types
 from differences import run as reference_run
 from gradient_case import Case, floats
 from gradient_cases import CASES, OF_RUNTIME, numbers
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from passes_cases import build
 from runtime_cases import check, check_in_bfloat16, exact_options
 
@@ -95,7 +95,8 @@ RESIZED.append(Case("Resize", 11, (RESIZED[0].arrays[0], floats(), floats(1, 1, 
 @pytest.mark.parametrize("case", RESIZED, ids=str)
 def test_resizing_has_the_gradient_of_what_onnxruntime_does(case):
     """Also where the graph tells no sizes; the operator is linear, so its results for unit vectors tell all of it."""
-    model = constant_but_first(in_float32(case.model()), case.feeds)
+    model = in_float32(case.model())
+    with_constants(model, case.feeds, ["x0"])
     x = case.arrays[0].astype(np.float32)
     forward = onnxruntime.InferenceSession(with_types(model).SerializeToString(), exact_options())
     units = np.eye(x.size, dtype=np.float32).reshape(-1, *x.shape)
@@ -107,15 +108,6 @@ def test_resizing_has_the_gradient_of_what_onnxruntime_does(case):
     for axis, dim in enumerate(model.graph.input[0].type.tensor_type.shape.dim):
         dim.dim_param = f"d{axis}"
     check_resized(model, x, dy, results, "keep_aspect_ratio_policy" not in case.attributes)
-
-
-def constant_but_first(model, feeds):
-    """The model with all its inputs but the first as constants of float32 and integers."""
-    for value in list(model.graph.input)[1:]:
-        array = feeds[value.name]
-        model.graph.initializer.append(numpy_helper.from_array(array, value.name))
-        model.graph.input.remove(value)
-    return model
 
 
 def check_resized(model, x, dy, results, lowered=True):

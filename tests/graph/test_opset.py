@@ -296,11 +296,6 @@ def run_small(found):
     return x, computed(found, {"x": x})[0]
 
 
-def by_given_statistics(x):
-    scale, bias, mean, var = (ARRAYS[name].reshape(2, 1).astype(np.float64) for name in ARRAYS)
-    return (x - mean) / np.sqrt(var + 1e-5) * scale + bias
-
-
 @pytest.mark.parametrize(
     ("mode", "outputs", "opset"),
     [(0, "y, m, v", 15), (None, "y, m, v", 14), (1, "y, m, v", 15), (1, "y", 15), (None, "y, m, v, s, i", 13)],
@@ -310,7 +305,8 @@ def test_an_eval_model_takes_given_statistics(mode, outputs, opset):
     found = eval_model(normalizing(mode, outputs, opset).SerializeToString())
     assert list(found.graph.node[0].output) == ["y"]
     x, y = run_small(found)
-    np.testing.assert_allclose(y, by_given_statistics(x), rtol=1e-5, atol=1e-6)
+    scale, bias, mean, var = (ARRAYS[name].reshape(2, 1).astype(np.float64) for name in ARRAYS)
+    np.testing.assert_allclose(y, (x - mean) / np.sqrt(var + 1e-5) * scale + bias, rtol=1e-5, atol=1e-6)
 
 
 def test_any_model_is_read_with_what_onnx_allows():

@@ -14,11 +14,6 @@ from opgrad.onnx.passes import prepare
 X = floats(2, 3, 4)
 
 
-def made(found):
-    """The names of what the nodes of a model make."""
-    return [name for node in found.graph.node for name in node.output]
-
-
 def left(body, opset=17, x=X, given="float[N, 3, 4] x", batches=(), constants=None, **options):
     """The operators that are left of a graph that computes y from x."""
     model = build(f"g ({given}) => (float[] y) {{ {body} }}", constants or {}, opset)
@@ -171,7 +166,7 @@ def test_inputs_outputs_and_what_is_kept_stay_under_their_names():
     simple = prepared(model, feeds, keep=["k", "l"], variable=["p"])
     assert [each.name for each in simple.graph.input] == ["x", "unused"]
     assert [each.name for each in simple.graph.output] == ["a", "b", "c"]
-    assert {"a", "b", "c", "k", "l"} <= set(made(simple))
+    assert {"a", "b", "c", "k", "l"} <= {name for node in simple.graph.node for name in node.output}
     assert [each.name for each in simple.graph.initializer] == ["p"]
     assert operators(prepared(model, feeds)) == ["Exp", "Identity", "Sin"]
 

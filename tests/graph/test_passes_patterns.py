@@ -23,7 +23,6 @@ LAYER = {
     "moved": "z = Add(s, bias)",
 }
 RMS = {"mean": "", "centred": "d = Identity(x)"}
-CLASSES = 4
 
 
 def graph(steps, x="float[batch, 3, 4] x", extra=""):

@@ -10,8 +10,7 @@ from onnx import TensorProto, helper
 from opgrad.gradients import gradients
 from opgrad.onnx.graph import inference
 from opgrad.onnx.graph.graph import Graph
-from opgrad.onnx.graph.sizes import VAGUE, are_equal, known, sizes_in
-from opgrad.onnx.passes.sizes import Term, terms_of
+from opgrad.onnx.graph.sizes import VAGUE, sizes_in
 from opgrad.onnxruntime import lower
 
 NAMES = ("?", "", "-1", "unk__3", "None", "unknown", " ? ")
@@ -75,17 +74,6 @@ def test_a_graph_tells_of_sizes_what_is_certain():
     assert list(Graph(model).sizes("x")) == ["N", None, 3, None]
     dims = model.graph.input[0].type.tensor_type.shape.dim
     assert [dim.dim_param for dim in dims] == ["N", "?", "", ""]  # the model itself keeps its names
-
-
-def test_shapes_are_equal_where_every_size_is():
-    assert are_equal(["N", 3], ["N", 3])
-    assert not are_equal(["N", None], ["N", None])
-    assert not are_equal(None, None)
-    assert not are_equal(["N", 3], ["M", 3])
-    assert known([2, 3]) == [2, 3]
-    assert known([2, "N"]) is None
-    graph = Graph(build('g (float["N", 3, "?"] x) => (float y) { y = Mul(x, x) }'))
-    assert terms_of(graph, "x") == [Term(1, ("N",)), Term(3), None]
 
 
 def test_names_that_two_runs_of_inference_made_up_are_not_mixed(monkeypatch):

@@ -17,10 +17,6 @@ def session(model, kind=onnxruntime.InferenceSession):
     return kind(model.SerializeToString(), options)
 
 
-def parsed(text, opset=17):
-    return build(text, opset)
-
-
 def check(model, feeds, wanted=None, outputs=None, directions=DIRECTIONS):
     """Compare the gradients of a model, in both forms, with central differences of the model in onnxruntime.
 
