@@ -53,27 +53,6 @@ def test_names_and_equal_bytes(tmp_path):
     assert [each.name for each in evaluation.graph.output] == [made.loss, "scores", "a"]
 
 
-def test_values_outside_are_read_and_written(tmp_path, monkeypatch):
-    source, folder, whole = tmp_path / "model.onnx", tmp_path / "made", tmp_path / "whole"
-    onnx.save(wide(), source, save_as_external_data=True, location="weights", size_threshold=0)
-    whole.mkdir()
-    generate_artifacts(source, ["w1"], loss=CE, optimizer=OptimType.SGD, artifact_directory=whole)
-    monkeypatch.setattr(artifacts, "OUTSIDE_FROM", 100_000)
-    monkeypatch.setattr(checkpoint_tables, "LARGEST", 10_000)
-    folder.mkdir()
-    made = generate_artifacts(source, ["w1"], loss=CE, optimizer=OptimType.SGD, artifact_directory=folder)
-    assert made.files == ("training_model.onnx", "eval_model.onnx", "weights.data", "checkpoint", "checkpoint.data",
-                          "optimizer_model.onnx")  # fmt: skip
-    assert (folder / "training_model.onnx").stat().st_size < 10_000
-    assert (folder / "weights.data").stat().st_size == 64 * 1024 * 4
-    feeds = {"x": np.ones((6, 64), np.float32), "labels": LABELS}
-    found, expected = ([Trainer(ArtifactSet.load(each)).step(feeds)] for each in (folder, whole))
-    assert found == expected
-    monkeypatch.undo()
-    generate_artifacts(source, ["w1"], loss=CE, optimizer=OptimType.SGD, artifact_directory=folder)
-    assert contents(folder) == contents(whole)  # what lay beside the models is gone
-
-
 def test_models_whose_values_are_elsewhere(tmp_path):
     onnx.save(wide(), tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     model = onnx.load(tmp_path / "model.onnx", load_external_data=False)

@@ -8,7 +8,7 @@ import shutil
 import signal
 import stat
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -38,17 +38,6 @@ from opgrad.training.run.metrics import EpochMetrics, plot_losses, write_csv
 
 resource = pytest.importorskip("resource", reason="needs limits of file sizes")
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
-
-
-@contextmanager
-def room_for(count):
-    """Files can have so many bytes: what is written beyond fails as on a full disk, without a name."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 SOURCE = Path(opgrad.__file__).parent
@@ -110,10 +99,15 @@ def _lowered(path):
 
 @pytest.mark.parametrize("write", [_checkpoint, _model, _lowered], ids=lambda write: write.__name__)
 def test_a_full_disk(tmp_path, write):
-    path = tmp_path / "file"
+    """Files can have so many bytes: what is written beyond fails as on a full disk, without a name."""
+    path, limit = tmp_path / "file", resource.getrlimit(resource.RLIMIT_FSIZE)
     path.write_text("old")
-    with room_for(1024), pytest.raises(OSError, match=r"File too large: '.*/file'") as caught:
-        write(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limit[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*/file'") as caught:
+            write(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert caught.value.filename == str(path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
