@@ -37,7 +37,6 @@ contrib("FusedMatMul", numbers(2, 4, 3), numbers(2, 5, 4), transA=1, transB=1, a
 contrib("BiasSoftmax", TOKENS, numbers(1, 3, 4), axis=2, is_inner_broadcast=0)
 contrib("BiasSoftmax", numbers(6, 4), numbers(2, 4), axis=1, is_inner_broadcast=1, form="rows")
 SKIPPED = TOKENS, numbers(2, 3, 4, seed=1), numbers(4, low=0.5)
-everything = (0, 1, 2, 3, 4)
 contrib("FusedMatMul", numbers(3, 2, 4), numbers(2, 4, 5), transBatchA=1, form="transBatchA")
 contrib("FusedGemm", numbers(3, 4), numbers(2, 4), numbers(2), transB=1, activation="LeakyRelu", activation_alpha=0.2)
 FILTER = numbers(1, 2, 5, 4), numbers(3, 2, 3, 3, seed=1), BIAS[:3]

@@ -32,8 +32,10 @@ add("RMSNormalization", 23, numbers(2, 3, 4), numbers(4))
 add("RMSNormalization", 23, numbers(2, 3, 4), numbers(2, 3, 4), form="scale of each row")
 add("RMSNormalization", 23, numbers(2, 3, 4), numbers(3, 4), axis=1, form="axis 1")
 add("InstanceNormalization", (7, 22), IMAGE, SCALE, BIAS)
+add("InstanceNormalization", 22, IMAGE, SCALE, BIAS, epsilon=0.01, form="epsilon")
 add("GroupNormalization", 18, IMAGE, SCALE[:2], BIAS[:2], num_groups=2, form="of groups")
 add("GroupNormalization", 21, IMAGE, SCALE, BIAS, num_groups=2)
+add("GroupNormalization", 21, IMAGE, SCALE, BIAS, num_groups=2, epsilon=0.01, form="epsilon")
 for p in (1, 2):
     add("LpNormalization", (7, 22), numbers(3, 4), p=p, axis=0 if p == 1 else -1, form=f"p {p}")
 add("LRN", (7, 13), IMAGE, size=3, alpha=0.3, beta=0.6)
@@ -41,6 +43,7 @@ add("LRN", 13, IMAGE, size=2, alpha=0.3, bias=0.7, form="even size")
 add("MeanVarianceNormalization", (9, 13, 18), numbers(3, 3, 2, 2))
 STATISTICS = numbers(4, seed=2), numbers(4, low=0.5, seed=3)
 add("BatchNormalization", (7, 9, 14, 15), IMAGE, SCALE, BIAS, *STATISTICS, wanted=(0, 1, 2), form="given statistics")
+add("BatchNormalization", 15, IMAGE, SCALE, BIAS, *STATISTICS, wanted=(0, 1, 2), epsilon=0.01, form="epsilon")
 trains = {"wanted": (0, 1, 2), "form": "trains"}
 add("BatchNormalization", (14, 15), IMAGE, SCALE, BIAS, *STATISTICS, training_mode=1, outputs=3, **trains)
 trains["form"] = "trains, by its outputs"
