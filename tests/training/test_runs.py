@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from artifact_sets import EXAMPLES, linear_rows, write_linear_set
-from command import cli, fails, succeeds
+from command import fails, succeeds
 
 import opgrad
 from opgrad.training import ArtifactSet, Dataset, Trainer, read_checkpoint
@@ -181,11 +181,11 @@ def test_what_cannot_be_resumed_is_told_before_anything_is_written(digits, tmp_p
         assert message in told
         assert not out.exists()
     shutil.copy(checkpoint, tmp_path / BEST)
-    status, told = cli("train", EXAMPLES / "digits", "--output", out, "--resume", lone, "--epochs", "9")
-    assert status == 0, told  # the best epoch is the second, of which this is the checkpoint
+    told = succeeds(
+        "train", EXAMPLES / "digits", "--output", out, "--resume", lone, "--epochs", "9"
+    )  # the best epoch is the second, of which this is the checkpoint
     write_checkpoint(replace(read_checkpoint(checkpoint), properties={PROPERTY: "{}"}), checkpoint)
-    status, told = cli("train", EXAMPLES / "digits", "--resume", checkpoint)
-    assert status == 1
+    told = fails("train", EXAMPLES / "digits", "--resume", checkpoint)
     assert told == f"opgrad: resume: {checkpoint}: the property {PROPERTY} is none that this version of opgrad wrote\n"
 
 
@@ -420,11 +420,7 @@ def test_figures_for_tensorboard(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--validation", "ten"), "train: --validation is 'ten', expected a number of rows or a fraction"),
-        (("--validation", "1.5"), "Recipe: validation is 1.5, expected a number of rows or a fraction between 0 and 1"),
-        (("--validation", "-3"), "Recipe: validation is -3, expected"),
         (("--validation", "1500"), "Recipe: validation is 1500, expected fewer than the 1500 rows beside the test"),
-        (("--patience", "2"), "Recipe: patience is 2, expected validation"),
-        (("--schedule", "step"), "Recipe: schedule is 'step', expected one of constant, linear, cosine"),
         (("--warmup", "300"), "Schedule: warmup is 300, expected fewer than all 300 steps"),
     ],
 )
