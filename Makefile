@@ -17,6 +17,10 @@ MINIMUM_TESTS := tests/operators/test_ops.py::test_fewest_dimensions tests/train
 	tests/gradients/test_statistics.py tests/test_cli.py::test_help_explains_every_command \
 	-k "bfloat16 or training or checkpoint or statistics or help"
 
+# Bytecode is kept, whatever the environment says: a process of the tests that compiles NumPy, Numba and PyTorch from their
+# sources takes 4 s longer.
+export PYTHONDONTWRITEBYTECODE =
+
 # A process that dies ends the run, where pytest-xdist would replace it and may then wait for ever; so does one whose
 # test takes a quarter of an hour, with all its threads' tracebacks. pytest 8 does without the last.
 PARALLEL := --numprocesses auto --maxprocesses 4 --max-worker-restart 0 \
