@@ -13,6 +13,7 @@ from opgrad.cpu.compiler.parameters import Float, Pointer
 from opgrad.cpu.kernels.fused import form
 from opgrad.cpu.kernels.loops.map import mapped
 from opgrad.cpu.kernels.numerics.eltwise import FORMULAS
+from opgrad.ops.reference import post_ops
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 PRECISIONS = ["float32", "float64"]
@@ -20,11 +21,6 @@ WIDER = {"float32": np.float64, "float64": np.longdouble}
 ULP = 4.0
 
 # --- references in wider arithmetic ----------------------------------------------------------------------------------
-
-
-def exact_logistic(x):
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, e) / (1 + e)
 
 
 def exact_erfc(x):
@@ -46,49 +42,16 @@ def pi(s):
 
 def exact_gelu_tanh(s, a, b):
     cubic = s.dtype.type("0.044715") if s.dtype == np.longdouble else 0.044715
-    return s * exact_logistic(2 * np.sqrt(2 / pi(s)) * (s + cubic * s**3))
+    return post_ops.VALUES["logistic"](2 * np.sqrt(2 / pi(s)) * (s + cubic * s**3), a, b) * s
 
 
-def exact_mish(s, a, b):
-    e = np.exp(np.minimum(s, 50))
-    return np.where(s > 50, s, s * (e * (e + 2) / (e * (e + 2) + 2)))
-
-
-def exact_soft_relu(s, a, b):
-    return np.where(a * s > 0, s, 0) + np.log1p(np.exp(-np.abs(a * s))) / a
-
-
-def clipped(s, a, b):
-    return np.minimum(np.maximum(s, a), b)
-
-
-EXACT = {
-    "abs": lambda s, a, b: np.abs(s),
-    "clip": clipped,
-    "clip_v2": clipped,
-    "elu": lambda s, a, b: np.where(s > 0, s, a * np.expm1(np.minimum(s, 0))),
-    "exp": lambda s, a, b: np.exp(s),
+# Where the references' constants are rounded to float64, and at infinities.
+EXACT = post_ops.VALUES | {
     "gelu_erf": lambda s, a, b: s / 2 * exact_erfc(-s / np.sqrt(s.dtype.type(2))),
     "gelu_tanh": exact_gelu_tanh,
-    "hardsigmoid": lambda s, a, b: clipped(a * s + b, 0, 1),
-    "hardswish": lambda s, a, b: s * clipped(a * s + b, 0, 1),
-    "linear": lambda s, a, b: a * s + b,
-    "log": lambda s, a, b: np.log(s),
-    "logistic": lambda s, a, b: exact_logistic(s),
-    "mish": exact_mish,
     "pow": lambda s, a, b: a * np.power(s, np.full_like(s, b)),
     "relu": lambda s, a, b: np.where(s > 0, s, a * s if a else np.where(np.isnan(s), s, 0)),
-    "round": lambda s, a, b: np.rint(s),
-    "soft_relu": exact_soft_relu,
-    "sqrt": lambda s, a, b: np.sqrt(s),
-    "square": lambda s, a, b: s * s,
-    "swish": lambda s, a, b: s * exact_logistic(a * s),
-    "tanh": lambda s, a, b: np.tanh(s),
 }
-BINARY = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum, "min": np.minimum,
-    "ge": np.greater_equal, "gt": np.greater, "le": np.less_equal, "lt": np.less, "eq": np.equal, "ne": np.not_equal,
-}  # fmt: skip
 POWERS = [0.5, 2.0, 3.0, -1.0, -2.5, 1 / 3, 17.0, 0.1, -7.0, 1e-3, 100.5, 0.0]
 CONSTANTS = {
     "clip": [(-0.3, 0.7), (0.0, 0.0)],
@@ -201,11 +164,11 @@ def test_powers_as_in_c(dtype):
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("name", [name for name in post_ops.BINARY if name != "select"])
 def test_binary(name, dtype):
     special = specials(dtype)
     s, t = (a.ravel().copy() for a in np.meshgrid(special, special))
-    exact = BINARY[name](s, t).astype(dtype)
+    exact = post_ops.BINARY_VALUES[name](s, t).astype(dtype)
     np.testing.assert_array_equal(run(form.POST_OPS[name], s, t), exact)
 
 
@@ -295,36 +258,25 @@ def test_gradients_at_bends(name, s, constants, expected, dtype):
     np.testing.assert_array_equal(given, np.array(expected, dtype))
 
 
-# By operation: the gradients of s and of the operand.
-OPERANDS = {
-    "add": lambda g, s, t: (g, g),
-    "sub": lambda g, s, t: (g, -g),
-    "mul": lambda g, s, t: (g * t, g * s),
-    "div": lambda g, s, t: (g / t, -g * s / t**2),
-    "max": lambda g, s, t: (np.where(s == t, g / 2, g * (s > t)), np.where(s == t, g / 2, g * (s < t))),
-    "min": lambda g, s, t: OPERANDS["max"](g, t, s),
-    "select": lambda g, s, t: (np.where(t != 0, g, 0), np.where(t != 0, 0, g)),  # t is the condition
-}
-
-
 @pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("name", OPERANDS)
+@pytest.mark.parametrize("name", post_ops.BINARY_SLOPES)
 def test_gradients_of_binary_operations(name, dtype):
     g = np.array([3, -2, 5, 7], dtype)
     s, t = (
         np.array([1, 2, -4, 0.5], dtype),
         np.array([0, 1, np.nan, -0.0] if name == "select" else [2, 2, -8, 4], dtype),
     )
-    left, right = OPERANDS[name](g, s, t)
-    np.testing.assert_array_equal(run(form.POST_OP_GRADIENTS[name], g, s, t), left)
-    np.testing.assert_array_equal(run(form.OPERAND_GRADIENTS[name], g, s, t), right)
+    given = (s, t, t) if name == "select" else (s, t)  # t is the condition
+    for kernels, slopes in (
+        (form.POST_OP_GRADIENTS, post_ops.BINARY_SLOPES), (form.OPERAND_GRADIENTS, post_ops.OPERAND_SLOPES),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(run(kernels[name], g, s, t), g * slopes[name](*given))
 
 
 def test_every_operation_has_its_kernels():
-    whole = {"ge", "gt", "le", "lt", "eq", "ne"}
-    assert set(form.POST_OPS) == {*EXACT, *BINARY, "select"}
-    assert set(form.POST_OP_GRADIENTS) == set(form.POST_OPS) - whole - {"round"}
-    assert set(form.OPERAND_GRADIENTS) == {*BINARY, "select"} - whole
+    assert set(form.POST_OPS) == {*post_ops.VALUES, *post_ops.BINARY}
+    assert set(form.POST_OP_GRADIENTS) == {*post_ops.SLOPES, *post_ops.BINARY_SLOPES}
+    assert set(form.OPERAND_GRADIENTS) == {*post_ops.OPERAND_SLOPES}
 
 
 # --- counts and lanes ------------------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ Approximations are off by as much as NVIDIA documents, by a share of it that dep
 here does not lean on this machine's better functions.
 """
 
-import ctypes
-from functools import cache
-
 import numpy as np
+from ml_dtypes import bfloat16
+from numba import vectorize
+from numba.extending import intrinsic
 
 from ptx.opcodes import Formula, opcode
 from ptx.opcodes.integer import COMPARISONS, combined, compared
@@ -33,11 +33,8 @@ def widened(of):
 def to_bfloat16(value):
     """float64 or float32 to the nearest bfloat16, rounded once."""
     value = np.asarray(value)
-    if value.dtype != np.float32:
-        value = to_odd32(value)
-    raw = value.view(np.uint32)
-    rounded = (raw + np.uint32(0x7FFF) + (raw >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(value), np.uint16(0x7FFF), rounded.astype(np.uint16))
+    narrow = (value if value.dtype == np.float32 else to_odd32(value)).astype(bfloat16)
+    return np.where(np.isnan(value), np.uint16(0x7FFF), narrow.view(np.uint16))
 
 
 def to_odd32(value):
@@ -146,52 +143,15 @@ def fused(m):
     return Formula([of], [of, of, of], finished(m, of, ftz, sat, formula))
 
 
-SPLITTER = float(2**27 + 1)
-SAFE = (2.0**-400, 2.0**400)  # products and their errors between these neither overflow nor lose digits
+@intrinsic
+def _fma(_, a, b, c):
+    return a(a, b, c), lambda context, builder, signature, operands: builder.fma(*operands)
 
 
+@vectorize(["f8(f8, f8, f8)"])
 def fma64(a, b, c):
-    """a * b + c rounded once (Boldo and Melquiond 2008); outside of safe magnitudes by the C library."""
-    a, b, c = np.broadcast_arrays(a, b, c)
-    sizes = [np.abs(each) for each in (a, b, c)]
-    safe = np.ones(a.shape, bool)
-    for size in sizes:
-        safe &= ((size > SAFE[0]) & (size < SAFE[1])) | (size == 0)
-    a1, a2 = _veltkamp(a)
-    b1, b2 = _veltkamp(b)
-    product = a * b
-    error = ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
-    upper, lower = _two_sum(c, error)
-    total, rest = _two_sum(product, upper)
-    found = total + odd_sum(rest, lower)
-    if not safe.all():
-        known = safe | ~np.isfinite(sizes).all(0)
-        only_c = np.isfinite(a) & np.isfinite(b) & ~np.isfinite(c)
-        found = np.where(safe, found, np.where(only_c, c, product + c))
-        for place in np.argwhere(~known):
-            at = tuple(place)
-            found[at] = _fma()(a[at], b[at], c[at])
-    exactly_zero = (product == 0) & (c == 0) | (error == 0) & (product + c == 0)
-    return np.where(exactly_zero & safe, product + c, found)
-
-
-def _veltkamp(a):
-    scaled = a * SPLITTER
-    upper = scaled - (scaled - a)
-    return upper, a - upper
-
-
-def _two_sum(a, b):
-    total = a + b
-    part = total - a
-    return total, (a - (total - part)) + (b - part)
-
-
-@cache
-def _fma():
-    found = ctypes.CDLL("libm.so.6").fma
-    found.argtypes, found.restype = [ctypes.c_double] * 3, ctypes.c_double
-    return found
+    """a * b + c rounded once, as LLVM has it."""
+    return _fma(a, b, c)
 
 
 @opcode("div", "sqrt", "rcp", "rsqrt", floating=True)

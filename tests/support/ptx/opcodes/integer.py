@@ -45,14 +45,7 @@ def high(a, b, of):
     if of.bits < 64:
         wide = (SIGNED if of.kind == "s" else UNSIGNED)[2 * of.bits]
         return (a.astype(wide) * b.astype(wide) >> wide(of.bits)).astype(of.dtype)
-    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    ua, ub = a.view(np.uint64), b.view(np.uint64)
-    low, middle, other = (ua & mask) * (ub & mask), (ua >> half) * (ub & mask), (ua & mask) * (ub >> half)
-    carry = (low >> half) + (middle & mask) + (other & mask)
-    top = (ua >> half) * (ub >> half) + (middle >> half) + (other >> half) + (carry >> half)
-    if of.kind == "s":
-        top = top - np.where(a < 0, ub, np.uint64(0)) - np.where(b < 0, ua, np.uint64(0))
-    return top.view(of.dtype)
+    return np.asarray(a.astype(object) * b.astype(object) >> 64, object).astype(of.dtype)
 
 
 @opcode("mul", "mad", floating=False)
