@@ -210,13 +210,6 @@ def test_both_arguments_may_be_one_array(op, dtype, rng):
     check(op, arguments | dict.fromkeys(names, arguments[names[0]]))
 
 
-@KERNELS
-def test_same_call_same_bits(op, dtype, rng):
-    arguments = sample(op, (9, 70), dtype, rng, indices=(70,))
-    first, second = call(op, arguments), call(op, arguments)
-    assert [bits(array) for array in first] == [bits(array) for array in second]
-
-
 # --- labels and indices --------------------------------------------------------------------------------------------
 
 

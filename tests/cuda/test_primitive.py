@@ -287,17 +287,6 @@ def test_gradients_of_every_dtype(name, rng):
         check_gradient(name, numbers(rng, shape, dtype), outputs(rng, name, shape, axis, of_y), axis, **given)
 
 
-def some_gradient_attributes(rng, shape):
-    choices = {
-        "where": some_where(rng, shape),
-        "logit_scale": float(rng.uniform(-2, 2)),
-        "result_scale": float(rng.uniform(-2, 2)),
-        "dropout": Dropout(float(rng.uniform(0, 0.9)), int(rng.integers(2**62)), 5),
-        "out_scale": float(rng.uniform(0.1, 2)),
-    }
-    return {key: value for key, value in choices.items() if rng.random() < 0.5}
-
-
 @gradients
 @pytest.mark.parametrize("layout", WAYS, ids=lambda each: each.__name__)
 def test_gradients_with_attributes_and_layouts(layout, name, rng):
@@ -305,7 +294,8 @@ def test_gradients_with_attributes_and_layouts(layout, name, rng):
         other = WAYS[rng.integers(len(WAYS))]
         dy = laid_out(numbers(rng, shape, "float32"), layout)
         y = laid_out(outputs(rng, name, shape, axis, "bfloat16"), other)
-        attributes = some_gradient_attributes(rng, shape)
+        attributes = some_attributes(rng, shape, "float32")
+        attributes = {key: value for key, value in attributes.items() if key in operators()[name].general.keywords}
         results = check_gradient(name, dy, y, axis, note=f"{shape}, axis {axis}, {attributes}", **attributes)
         out = check_gradient(name, dy, y, axis, place=functools.partial(Placed, layout=other), **attributes)[0]
         in_place = getattr(opgrad, name)(dy, y, axis, out=dy, **attributes)

@@ -1,6 +1,7 @@
 """References by central differences in float64, the examples of the documentation, and ONNX's own node tests."""
 
 import importlib
+import itertools
 import pkgutil
 
 import numpy as np
@@ -13,10 +14,11 @@ from samples import reference, sample, several
 
 import opgrad
 from opgrad.cli.examples import examples
-from opgrad.ops import graph_operators, operators, public_operators
+from opgrad.ops import operators, public_operators
 
 SHAPES = [(3, 4), (2, 5, 3)]
-GRADIENTS = [op for op in operators().values() if op.forward]
+GRADIENTS = [op for op in public_operators().values() if op.forward]
+SAVED = {"mean": "saved_mean", "inv_std": "saved_inv_std"}  # as batch_norm_internal calls them
 
 
 def attribute_choices(op):
@@ -34,47 +36,29 @@ def attribute_choices(op):
         yield {}
 
 
-@pytest.mark.any_cpu
-@pytest.mark.parametrize("optional", [True, False], ids=["optional", "required"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("gradient", GRADIENTS, ids=lambda op: op.name)
-def test_is_the_slope_of_the_forward_function(gradient, shape, optional, rng):
-    forward = operators()[gradient.forward]
-    variable = forward.arrays[0]
-    for attributes in attribute_choices(gradient):
-        given = sample(forward, shape, "float64", rng, optional=optional, **attributes)
-        # relu has no slope at 0: stay out of a step's reach.
-        given[variable][np.abs(given[variable]) < 1e-3] = 0.5
-        results = dict(zip(forward.results, reference(forward, given), strict=True))
-        main = np.asarray(next(iter(results.values())))
-        dy = rng.normal(size=main.shape) if "dy" in gradient.inputs else np.ones(main.shape)
-        known = given | results | {"dy": dy, "shape": given[variable].shape}
-        if optional and "bias" in gradient.inputs:
-            known["bias"] = rng.normal(size=shape)
-        names = [name for name in (*gradient.inputs, *gradient.attributes) if name in known]
-        found = reference(gradient, {name: known[name] for name in names})[-1]
-
-        def total(given=given, dy=dy, **arrays):
-            return np.sum(dy * reference(forward, given | arrays)[0])
-
-        check_slopes(total, {variable: given[variable]}, {variable: found - known.get("bias", 0)}, rng)
-
-
-OF_GRAPHS = [op for op in graph_operators().values() if op.forward]
-SAVED = {"mean": "saved_mean", "inv_std": "saved_inv_std"}  # as batch_norm_internal calls them
-
-
-@pytest.mark.any_cpu
-@pytest.mark.parametrize("gradient", OF_GRAPHS, ids=lambda op: op.name)
-def test_gradients_of_training_graphs_are_slopes(gradient, rng):
-    """Of the sum of a result times a random array, at small examples of the forward operator."""
-    forward, count = graph_operators()[gradient.forward], 0
-    for example in examples(forward, "float64"):
+def small_calls(op, rng):
+    """Arguments of a forward operator: samples with each attribute, or the small examples of a training graph's."""
+    if op.name in operators():
+        for shape, optional, attributes in itertools.product(SHAPES, (True, False), attribute_choices(op)):
+            given = sample(op, shape, "float64", rng, optional=optional, **attributes)
+            # relu has no slope at 0: stay out of a step's reach.
+            given[op.arrays[0]][np.abs(given[op.arrays[0]]) < 1e-3] = 0.5
+            yield given
+        return
+    for example in examples(op, "float64"):
         given = dict(example.arguments)
-        is_small = given[forward.arrays[0]].size > 0 and sum(map(np.size, given.values())) < 3000
-        if not is_small or not given.get("training_mode", True):
-            continue
-        results = dict(zip(forward.results, several(forward.reference(**given)), strict=True))
+        is_small = given[op.arrays[0]].size > 0 and sum(map(np.size, given.values())) < 3000
+        if is_small and given.get("training_mode", True):
+            yield given
+
+
+@pytest.mark.any_cpu
+@pytest.mark.parametrize("gradient", GRADIENTS, ids=lambda op: op.name)
+def test_gradients_are_slopes(gradient, rng):
+    """Of the sum of a result times a random array."""
+    forward, count = public_operators()[gradient.forward], 0
+    for given in small_calls(forward, rng):
+        results = dict(zip(forward.results, reference(forward, given), strict=True))
         main = np.asarray(next(iter(results.values())))
         dy = rng.normal(size=main.shape) if "dy" in gradient.inputs else np.ones(main.shape)
         known = given | results | {"dy": dy, "shape": np.shape(given[forward.arrays[0]])}
@@ -85,7 +69,7 @@ def test_gradients_of_training_graphs_are_slopes(gradient, rng):
         arrays = {name: given[name] for name in given if f"d{name}" in found}
 
         def total(given=given, dy=dy, **arrays):
-            return np.sum(dy * several(forward.reference(**given | arrays))[0])
+            return np.sum(dy * reference(forward, given | arrays)[0])
 
         check_slopes(total, arrays, {name: found[f"d{name}"] for name in arrays}, rng)
         count += bool(arrays)
