@@ -41,8 +41,10 @@ def _gradients(node: Node, op: str, *statistics: Value) -> list[Value]:
         whole = scale.sizes or ()
     dx, *sums = node.results(op, 1 + len(statistics), dy, node.x, scale, *statistics, axis=axis)
     if rows:
-        *mean, inv_std = (each.like(node.dy) for each in statistics)
-        sums, whole = [node.dy * (node.x - mean[0] if mean else node.x) * inv_std, node.dy], sizes_of(node.x)
+        axes = range(axis, node.rank())  # statistics of the node have types that differ between runtimes
+        n = node.x - node.x.mean(*axes) if len(statistics) > 1 else node.x
+        n = n / ((n * n).mean(*axes) + node.get("epsilon", 1e-5)).apply("Sqrt")
+        sums, whole = [node.dy * n, node.dy], sizes_of(node.x)
     pairs = zip(sums, given, strict=False)
     return [dx, *(unbroadcast(each, node.with_sizes(each, whole), target) for each, target in pairs)]
 
