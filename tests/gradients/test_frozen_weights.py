@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from differences import build
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from opgrad.gradients import gradients
 from opgrad.onnx.graph.nodes import read_by
@@ -23,14 +23,8 @@ BLOCKS |= {f"blocks of {what}": {"axis": axis, "block_size": BLOCK} for axis, wh
 
 
 def tensor(name, kind, values):
-    """An initializer of any type; numbers of 4 bits lie two in a byte, the first in the lower half."""
-    values = np.asarray(values)
-    if kind in (TensorProto.INT4, TensorProto.UINT4):
-        nibbles = np.append(values.reshape(-1) & 15, 0)[: -(-values.size // 2) * 2].astype(np.uint8)
-        data = (nibbles[::2] | nibbles[1::2] << 4).tobytes()
-    else:
-        data = values.astype(helper.tensor_dtype_to_np_dtype(kind)).tobytes()
-    return TensorProto(name=name, data_type=kind, dims=values.shape, raw_data=data)
+    """An initializer of any type."""
+    return numpy_helper.from_array(np.asarray(values).astype(helper.tensor_dtype_to_np_dtype(kind)), name)
 
 
 def quantized(kind, how, shape, zeros):

@@ -125,29 +125,16 @@ def test_pairs_stand_where_onnxruntime_puts_them(name, per_channel, tmp_path):
         np.testing.assert_allclose(pairs[each], scale, rtol=1e-5, err_msg=each)
 
 
-def saturating(a, b):
-    """a @ b of uint8 and int8 as processors without VNNI compute it: two products at a time are added in 16 bits."""
-    products = a.astype(np.int64)[:, :, None] * b.astype(np.int64)[None]
-    pairs = products[:, ::2] + products[:, 1::2]
-    return np.clip(pairs, -(2**15), 2**15 - 1).sum(1)
-
-
 def assert_exact_on_every_processor(graph, held):
-    """Training may move weights beyond what 7 bits reach with their scale; the integers stay within."""
-    makers, count = {node.output[0]: node for node in graph.node}, 0
-    for node in graph.node:
-        maker = makers.get(node.input[1]) if node.op_type in ("Conv", "Gemm", "MatMul") else None
-        w = held.get(maker.input[0]) if maker is not None else None
-        if w is None or w.dtype != np.int8:
-            continue
-        count += 1
-        rows = {"Conv": w.reshape(len(w), -1).T, "Gemm": w.T, "MatMul": w}[node.op_type]
-        rows = np.pad(rows, ((0, len(rows) % 2), (0, 0)))
-        a = RANDOM.integers(0, 256, (8, len(rows)), np.uint8)
-        a[:2] = 255
-        assert (saturating(a, rows) == a.astype(np.int64) @ rows).all()
-        assert np.abs(rows.astype(int)).max() <= MOST
-    assert count >= 3
+    """Those without VNNI add two products with bytes in 16 bits; training may move weights beyond what their scale
+    reaches, but the integers stay within."""
+    assert 2 * 255 * MOST < 2**15
+    makers = {node.output[0]: node for node in graph.node}
+    pairs = [makers.get(node.input[1]) for node in graph.node if node.op_type in ("Conv", "Gemm", "MatMul")]
+    weights = [held.get(node.input[0]) for node in pairs if node is not None]
+    largest = [np.abs(w.astype(int)).max() for w in weights if w is not None and w.dtype == np.int8]
+    assert len(largest) >= 3
+    assert max(largest) <= MOST
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

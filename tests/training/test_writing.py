@@ -31,7 +31,6 @@ from opgrad.training.engine.export import declared_outputs, export_model
 from opgrad.training.export import building
 from opgrad.training.export.export import export_step
 from opgrad.training.files import tensor_values
-from opgrad.training.files.weights import Weights, encode
 from opgrad.training.make import artifacts as making
 from opgrad.training.run import fit
 from opgrad.training.run.metrics import EpochMetrics, plot_losses, write_csv
@@ -158,10 +157,6 @@ def _step(folder, seed):
     export_step(DIGITS, folder / "step.onnx", models=["eval"] * bool(seed))
 
 
-def _weights(folder, seed):
-    replace_file(folder / "w.safetensors", encode(Weights({"w": np.full(3, seed, np.float32)}, {})))
-
-
 def _figures(folder, seed):
     epoch = EpochMetrics(1, 1, 0.1, 1.0 + seed, None, None, 1.0, 1.0)
     picture = _picture(epoch)
@@ -179,14 +174,7 @@ def _picture(epoch):
         return path.read_bytes()
 
 
-def _one_checkpoint(folder, seed):
-    write_checkpoint(Checkpoint({"w": np.full(9, seed, np.float32)}, {}), folder / "checkpoint")
-
-
-WRITERS = (
-    *(_artifacts, _smaller_artifacts, _exported, _exported_beside, _smaller_export, _step, _weights, _figures),
-    _one_checkpoint,
-)
+WRITERS = (*(_artifacts, _smaller_artifacts, _exported, _exported_beside, _smaller_export, _step, _figures),)
 
 
 def failing_at(step, patch):
@@ -305,7 +293,7 @@ def test_what_is_no_regular_file_is_not_replaced(write, tmp_path):
 def test_a_missing_folder_is_named(tmp_path):
     """Functions make no folders, unlike commands, and write nothing elsewhere."""
     missing = tmp_path / "missing"
-    write_models = _artifacts, _exported, _step, _weights, _figures
+    write_models = _artifacts, _exported, _step, _figures
     for write in (*ONE_FILE, *(lambda path, write=write: write(path.parent, 0) for write in write_models)):
         with pytest.raises(FileNotFoundError, match=f"there is no folder {missing}$"):
             write(missing / "file.onnx")
