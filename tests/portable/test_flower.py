@@ -6,43 +6,19 @@ import re
 import subprocess
 
 import numpy as np
-import onnx
 import pytest
 from artifact_sets import EXAMPLES
 from language_models import make_folder, quantize
 from portable_cases import tuned_batches
 from portable_steps import batches, client
 
-from opgrad.training.artifacts import LossType, OptimType, generate_artifacts
 from opgrad.training.export import export_step
 from opgrad.tune import Tuner
 
 # A Python with flwr[simulation].
 PYTHON = os.path.abspath(os.environ["FLOWER"]) if os.environ.get("FLOWER") else ""
-TIMEOUT, RANK = 300, 4
+TIMEOUT = 300
 pytestmark = pytest.mark.skipif(not PYTHON, reason="flwr is not installed: FLOWER names no Python that has it")
-
-
-def with_adapters(model):
-    """The model with a product of low rank beside each linear layer; returns the names of their matrices."""
-    graph, made = model.graph, []
-    sizes = {each.name: list(each.dims) for each in graph.initializer}
-    for place, node in reversed([each for each in enumerate(graph.node) if each[1].op_type == "Gemm"]):
-        x, weight, y = node.input[0], node.input[1], node.output[0]
-        outputs, inputs = sizes[weight]  # transposed
-        names = [f"{weight}.A", f"{weight}.B"]
-        values = np.random.default_rng(place).standard_normal((inputs, RANK)) / inputs, np.zeros((RANK, outputs))
-        for name, value in zip(names, values, strict=True):
-            graph.initializer.append(onnx.numpy_helper.from_array(value.astype(np.float32), name))
-        node.output[0] = f"{y}.base"
-        for added in (
-            onnx.helper.make_node("Add", [f"{y}.base", f"{y}.delta"], [y]),
-            onnx.helper.make_node("MatMul", [f"{y}.low", names[1]], [f"{y}.delta"]),
-            onnx.helper.make_node("MatMul", [x, names[0]], [f"{y}.low"]),
-        ):
-            graph.node.insert(place + 1, added)
-        made += names
-    return made
 
 
 def run(folder):
@@ -57,17 +33,8 @@ def run(folder):
     return found.stdout
 
 
-@pytest.mark.parametrize("trained", ["everything", "adapters"])
-def test_five_clients(tmp_path, trained):
-    folder = EXAMPLES / "digits"
-    if trained == "adapters":
-        model = onnx.load(folder / "forward.onnx")
-        weights = [each.name for each in model.graph.initializer]
-        adapters, folder = with_adapters(model), tmp_path / "set"
-        folder.mkdir()
-        kinds = {"loss": LossType.CrossEntropyLoss, "optimizer": OptimType.AdamW}
-        generate_artifacts(model, adapters, weights, artifact_directory=folder, **kinds)
-    export_step(folder, tmp_path / "step.onnx", flat=True, models=["eval"], outputs=["accuracy"])
+def test_five_clients(tmp_path):
+    export_step(EXAMPLES / "digits", tmp_path / "step.onnx", flat=True, models=["eval"], outputs=["accuracy"])
     (rows,) = batches("digits", 1, rows=500)
     step = client().Step(tmp_path / "step.json")
     names = [entry["name"] for entry in step.manifest["batch"]]
@@ -79,8 +46,6 @@ def test_five_clients(tmp_path, trained):
     losses = [float(each) for each in re.findall(r"loss ([0-9.]+), accuracy .* rows that no client has", text)]
     assert len(losses) == 4
     assert losses[-1] < losses[0]
-    if trained == "adapters":
-        assert size == 4 * RANK * (64 + 128 + 128 + 64 + 64 + 10)  # of 17,226 parameters, which all clients have
     step.load((tmp_path / "trained.safetensors").read_bytes())
 
 

@@ -32,6 +32,10 @@ class Page:
     def ready(self):
         self.page.locator("#train:enabled").wait_for(timeout=WAIT)
 
+    def reload(self):
+        self.page.reload()
+        self.ready()
+
     def text(self, place):
         return self.page.inner_text(place)
 
@@ -104,8 +108,7 @@ def test_it_learns_keeps_and_asks_nobody(opened, tmp_path):
     page.page.locator("#answer", has_text="It takes this for a 4").wait_for()
     page.page.screenshot(path=tmp_path / "desktop.png", full_page=True)
     accuracy, steps = page.text("#accuracy"), page.text("#steps")
-    page.page.reload()
-    page.ready()
+    page.reload()
     assert (page.text("#accuracy"), page.text("#steps")) == (accuracy, steps)
     assert page.page.locator("#mine figure").count() == 1
     assert not page.errors
@@ -171,8 +174,7 @@ def test_bad_files_and_a_full_disk_lose_nothing(opened, tmp_path, site):
     page.page.locator("#message", has_text="no room to keep the weights").wait_for()
     page.page.locator("#train", has_text="Train").wait_for()
     assert page.text("#steps") == "60"
-    page.page.reload()
-    page.ready()
+    page.reload()
     assert (page.text("#accuracy"), page.text("#steps")) == (accuracy, "30")  # of the last save that was whole
 
 
@@ -206,8 +208,7 @@ def test_a_save_that_is_cut_short_gives_way_to_the_one_before(opened):
     page, _ = opened()
     page.train(2)
     assert page.page.evaluate(DAMAGE) == 2
-    page.page.reload()
-    page.ready()
+    page.reload()
     assert "the weights are damaged" in page.text("#message")
     assert "Older ones are here." in page.text("#message")
     assert page.text("#steps") == "30"
@@ -228,12 +229,10 @@ def test_a_second_tab_overwrites_nothing_and_says_so(opened):
     second.page.click("#reset")
     second.page.click("#forget")
     second.page.locator("#steps", has_text=re.compile("^0$")).wait_for()
-    page.page.reload()
-    page.ready()
+    page.reload()
     assert (page.text("#accuracy"), page.text("#steps")) == (accuracy, "120")
     page.page.close()
-    second.page.reload()
-    second.ready()
+    second.reload()
     second.train(1)
     assert second.text("#steps") == "150"
     assert not second.errors
@@ -251,8 +250,7 @@ def test_start_anew_asks(opened):
         page.page.click(answer) if answer else page.page.keyboard.press("Escape")
         assert not page.page.is_visible("#asking")
         assert page.text("#steps") == "30"
-    page.page.reload()
-    page.ready()
+    page.reload()
     assert page.text("#steps") == "30"
     page.draw(*SEVEN)
     page.learn(7)
@@ -260,8 +258,7 @@ def test_start_anew_asks(opened):
     assert "and 1 digit that you drew" in page.text("#question")
     page.page.click("#forget")
     page.page.locator("#steps", has_text=re.compile("^0$")).wait_for()
-    page.page.reload()
-    page.ready()
+    page.reload()
     assert page.text("#steps") == "0"
     assert page.page.locator("#mine figure").count() == 0
 
@@ -276,8 +273,7 @@ def test_the_loss_follows_what_was_taught(opened):
     assert page.text("#loss") != trained
     assert float(page.text("#loss")) > 0
     assert page.steps() == 2 * STEPS + taken
-    page.page.reload()
-    page.ready()
+    page.reload()
     assert page.text("#loss") == UNKNOWN
 
 
@@ -308,8 +304,7 @@ def test_a_page_loaded_once_works_without_the_server(opened, serving, site):
     page.train(1)
     address = page.answer.url
     serving.stop(address)
-    page.page.reload()
-    page.ready()
+    page.reload()
     assert page.text("#steps") == "30"
     page.train(1)
     page.page.close()
@@ -329,8 +324,7 @@ def test_pausing_keeps_what_was_learned(opened):
     steps = page.steps()
     page.page.wait_for_timeout(500)
     assert page.steps() == steps
-    page.page.reload()
-    page.ready()
+    page.reload()
     assert page.steps() == steps
 
 
