@@ -14,7 +14,8 @@ from onnx import inliner
 
 from opgrad.base.arguments import ArgumentError, ArgumentTypeError, naming, require
 from opgrad.base.files import check_destinations, destination, new_file, sha256_of, staged
-from opgrad.onnx.graph.messages import declared_types, opset_of
+from opgrad.onnx.graph.graph import Graph
+from opgrad.onnx.graph.messages import opset_of
 from opgrad.training.export import building
 from opgrad.training.export.building import ACCURACY, LOSS, RATE, SEED, SHARE, STEP, UPDATE, Labels
 from opgrad.training.export.layout import GRADIENTS, Constants, layout_of
@@ -24,7 +25,6 @@ from opgrad.training.files.artifact_set import ArtifactSet, tensor_spec
 from opgrad.training.files.checkpoint import Checkpoint, read_checkpoint
 from opgrad.training.files.tensor_values import LARGEST_MODEL, with_inputs
 from opgrad.training.files.weights import PRESENT, Weights, encode, fixed_metadata
-from opgrad.training.make.outputs import inferred_model
 
 FORMAT, VERSION = "opgrad.step", 1
 IGNORED = -1  # the ignored label if the graph names no other
@@ -240,9 +240,8 @@ def labels_of(artifacts: ArtifactSet) -> Labels | None:
     }
     if objective.scores is None or objective.classes is None or objective.classes not in {objective.label, *reshaped}:
         return None
-    types = declared_types(inferred_model(artifacts.eval_model).graph)
-    sizes = types[objective.scores].tensor_type.shape.dim if objective.scores in types else []
-    classes = sizes[1].dim_value or None if len(sizes) > 1 else None
+    sizes = Graph(artifacts.eval_model).sizes(objective.scores) or []
+    classes = sizes[1] if len(sizes) > 1 and isinstance(sizes[1], int) else None
     element_type = onnx.helper.np_dtype_to_tensor_dtype(label.dtype)
     ignored = IGNORED if objective.ignored is None else objective.ignored
     return Labels(label.name, objective.classes, objective.scores, element_type, classes, ignored)

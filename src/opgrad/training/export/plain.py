@@ -11,15 +11,14 @@ from opgrad.base.arguments import require
 from opgrad.contract.quantized import BYTE
 from opgrad.onnx.graph.conversion import LEAST, raise_opset
 from opgrad.onnx.graph.formulas import GraphBody, Value
-from opgrad.onnx.graph.messages import MICROSOFT, attribute_of, declared_types, domain_of, keep, opset_of
+from opgrad.onnx.graph.messages import MICROSOFT, attribute_of, copied, declared_types, domain_of, keep, opset_of
 from opgrad.onnx.graph.nodes import is_known, model_nodes, names_in
 from opgrad.onnx.passes.patterns import use_internal_losses
 from opgrad.onnx.plain.lowering import DOMAIN
 from opgrad.onnx.plain.quantized import DEFAULTS
 from opgrad.onnxruntime import LOWERED, lower
 from opgrad.training.export.layout import Constants
-from opgrad.training.make.checks import sentence
-from opgrad.training.make.outputs import inferred_model
+from opgrad.training.make.outputs import declare_types
 
 # Operators of com.microsoft that onnxruntime, onnxruntime-node and onnxruntime-web all have on the CPU: where a model
 # has them, its step has them, too.
@@ -37,11 +36,8 @@ def plain_model(model: onnx.ModelProto, opset: int | None) -> onnx.ModelProto:
     Raises NotImplementedError, naming the operator, where there is no such form, ValueError for an older opset.
     """
     require(opset is None or opset >= LEAST, "opset", opset, f"{LEAST} at least")
-    inlined = inliner.inline_local_functions(model) if model.functions else model
-    try:
-        typed = inferred_model(inlined)
-    except onnx.shape_inference.InferenceError as error:
-        raise ValueError(f"the graph is wrong: {sentence(error)}") from None
+    typed = inliner.inline_local_functions(model) if model.functions else copied(model)
+    declare_types(typed)
     use_internal_losses(typed)
     raise_opset(typed, opset or LEAST)
     least = opset_of(typed)

@@ -19,7 +19,8 @@ def check_built(model: onnx.ModelProto, what: str = "the model") -> None:
     try:
         checker.check_model(without_values(model))
     except checker.ValidationError as error:
-        raise ValueError(f"{what} is wrong: {sentence(error)}") from None
+        text = str(error).partition("==> Context:")[0]  # behind it stands the place in onnx's source
+        raise ValueError(f"{what} is wrong: {' '.join(text.split())}") from None
 
 
 def refused_inputs(graph: onnx.GraphProto) -> str | None:
@@ -39,12 +40,6 @@ def refused_types(kinds: Iterable[int]) -> str | None:
         f"parameters in {' and '.join(others)} are not trained here: Trainer, Module and `opgrad train` take float32, "
         "float16 and bfloat16; convert the model to float32 first"
     )
-
-
-def sentence(error: Exception) -> str:
-    """The text of onnx's exception in one line, without the place in onnx's source."""
-    text = str(error).partition("==> Context:")[0]
-    return " ".join(text.split()) or type(error).__name__
 
 
 def without_values(model: onnx.ModelProto, unknown: bool = True) -> onnx.ModelProto:

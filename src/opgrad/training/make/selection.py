@@ -162,16 +162,15 @@ class Selection:
 class Candidates:
     """The tensors of a model that could be parameters; the model has no loss yet, whose tensors are constants.
 
-    tensors: as of `tensors_of`. weights: the names of those that the model
-    multiplies, adds or looks up, except `fixed`. fixed: for tensors that are used like weights but were never trained,
-    what they are, by name. statistics: the names of means and variances of batch normalization. modules: for weights
-    that are not named after the modules that read them, the names that they would have there. shared: for weights that
-    several layers read, these: paths of modules, or nodes. products: by the name of
-    a bias, that of the weight with whose product it is added. numbers: the names of single numbers with the name of a
-    parameter, which are added or multiplied: a gate that was learned looks like a constant of a formula; epsilons and
-    roots of sizes, as of attention's scale, are known. doubtful:
-    these, and tensors that the model computes with in other ways: centers, thresholds and exponents may be learned.
-    graph: with the types of values, unless the model has functions.
+    tensors: as of `tensors_of`. weights: the names of those that the model multiplies, adds or looks up, except
+    `fixed`. fixed: for tensors that are used like weights but were never trained, what they are, by name. statistics:
+    the names of means and variances of batch normalization. modules: for weights that are not named after the modules
+    that read them, the names that they would have there. shared: for weights that several layers read, these: paths of
+    modules, or nodes. products: by the name of a bias, that of the weight with whose product it is added. numbers: the
+    names of single numbers with the name of a parameter, which are added or multiplied: a gate that was learned looks
+    like a constant of a formula; epsilons and roots of sizes, as of attention's scale, are known. doubtful: these, and
+    tensors that the model computes with in other ways: centers, thresholds and exponents may be learned. graph: with
+    the types of values, unless the model has functions.
     """
 
     def __init__(self, model: onnx.ModelProto, apart: Mapping[str, Held] | None = None):
