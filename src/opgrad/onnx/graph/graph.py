@@ -1,6 +1,7 @@
 """A model as a graph: what is known of its values, which node makes and which nodes read a value, and changes."""
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from onnx.external_data_helper import uses_external_data
 
 from opgrad.base.locks import once
 from opgrad.onnx.graph import messages
-from opgrad.onnx.graph.inference import Types, infer, infer_part, shapes_given, type_of
+from opgrad.onnx.graph.inference import Types, infer, infer_part, shapes_given, type_of, unused_number
 from opgrad.onnx.graph.nodes import captured, names_in, needed, read_by, rename_inputs
 from opgrad.onnx.graph.sizes import Sizes, known, sizes_in
 
@@ -134,9 +135,10 @@ class Graph:
         self._given = {each.name for each in self.graph.input}
         self.outputs = frozenset(each.name for each in self.graph.output)
         self.kept = frozenset(keep) | self._given | self.outputs
-        self.taken = self.names() if taken is None else taken
+        self._taken = taken
         self._inferred: Types | None = None  # when a type is asked for
         self._sequences: Types = {}  # likewise, the types of the tensors in sequences
+        self._unused = 0  # the first number for a name that is made up for a size
         self._settled: set[str] = set()  # the names of results whose types were inferred from what their nodes read
         self._folded: dict[str, np.ndarray | None] = {}
         self._read()
@@ -152,6 +154,13 @@ class Graph:
         """A copy, of the model, too, with the types that are known."""
         self.write_nodes()
         return Graph(messages.copied(self.model), self.variable, self.kept, self.plain, known=self)
+
+    @property
+    def taken(self) -> set[str]:
+        """The names that no new value or node may have."""
+        if self._taken is None:
+            self._taken = self.names()
+        return self._taken
 
     def refresh(self) -> None:
         """Write the nodes into the model, and read the model again."""
@@ -182,10 +191,6 @@ class Graph:
         return {id(node): place for place, slot in enumerate(self._slots) for node in slot}, producers, readers
 
     @property
-    def _places(self) -> dict[int, int]:
-        return self._links[0]
-
-    @property
     def producers(self) -> dict[str, onnx.NodeProto]:
         """By the name of a value, the node that makes it."""
         return self._links[1]
@@ -197,7 +202,7 @@ class Graph:
 
     def nodes(self) -> Iterator[onnx.NodeProto]:
         """All nodes, in their order."""
-        return (node for slot in self._slots for node in slot)
+        return itertools.chain.from_iterable(self._slots)
 
     @property
     def _types(self) -> Types:
@@ -213,6 +218,7 @@ class Graph:
             self.commit()
         self._is_current = True
         self._inferred, self._sequences = infer(self.model, self._known_shapes)
+        self._unused = unused_number(self._inferred)
         self._folded = {name: value for name, value in self._folded.items() if value is not None}
         self._settled = {name for node in self.graph.node for name in node.output}
 
@@ -224,9 +230,10 @@ class Graph:
         while waiting:
             self._settled.update(*(node.output for node in waiting))
             known, inside = dict(self._inferred or {}), self._sequences
-            given = order, waiting, self.initializers, known, inside
+            given = order, self.producers, waiting, self.initializers, known, inside, self._unused
             found, sequences = infer_part(self.model, self._known_shapes, *given)
             self._inferred, self._sequences = known | found, inside | sequences
+            self._unused = max(self._unused, unused_number(found))
             changed = {name for name, each in found.items() if known.get(name) != each}
             changed |= {name for name, each in sequences.items() if inside.get(name) != each}
             readers = {id(node) for name in changed for node in self.readers.get(name, ())}
@@ -239,9 +246,11 @@ class Graph:
         if known._inferred is None:
             return
         self._inferred, self._sequences, self._settled = {**known._inferred}, {**known._sequences}, {*known._settled}
-        for value in (*self.graph.input, *self.graph.output, *self.graph.value_info):
-            if value.type.HasField("tensor_type"):
-                self._inferred.setdefault(value.name, messages.copied(value.type.tensor_type))
+        declared = (*self.graph.input, *self.graph.output, *self.graph.value_info)
+        others = (each for each in declared if each.name not in known._inferred and each.type.HasField("tensor_type"))
+        own = {each.name: messages.copied(each.type.tensor_type) for each in others}
+        self._inferred |= own
+        self._unused = max(known._unused, unused_number(own))
         new = self.initializers.keys() - known.initializers.keys()
         self._inferred |= {name: type_of(self.initializers[name]) for name in new}
         self._settled.difference_update(*(node.output for name in new for node in self.readers.get(name, ())))
@@ -329,11 +338,12 @@ class Graph:
             inputs.append(value)
         if sum(value.nbytes for value in inputs) > self.most_read:
             return None
-        results = evaluate(node, inputs, self.opset, int(min(self.most_folded, self._left)))
-        if results is None:
-            return None
-        if shape is not None and results[0].min(initial=0) < 0:
+        gathers = shape is not None and node.op_type == "Gather" and inputs[0].size and inputs[1].dtype.kind == "i"
+        if gathers and inputs[0].take(inputs[1], mode="wrap").min(initial=0) < 0:
             return None  # it takes a size that is not known
+        results = evaluate(node, inputs, self.opset, int(min(self.most_folded, self._left)))
+        if results is None or (shape is not None and results[0].min(initial=0) < 0):
+            return None
         self._left -= sum(each.nbytes for each in results)
         return results[0]
 
@@ -400,15 +410,15 @@ class Graph:
         """Replace a node by initializers with the names of its results."""
         self.substitute(node, [])
         for name, tensor in tensors.items():
-            tensor.name = name
-            self.add_initializer(tensor)
+            self.add_initializer(tensor, name)
         if node.op_type != "Constant":
             self._settled.difference_update(*(each.output for name in tensors for each in self.readers.get(name, ())))
 
-    def add_initializer(self, tensor: onnx.TensorProto) -> str:
-        """Add a copy of a tensor, whose name no other value has; its name."""
+    def add_initializer(self, tensor: onnx.TensorProto, name: str = "") -> str:
+        """Add a copy of a tensor of this name, or its own, which no other value has; the name."""
         named = self.graph.initializer.add()
         named.CopyFrom(tensor)
+        named.name = name or tensor.name
         self.initializers[named.name] = named
         self._folded.pop(named.name, None)
         self.declare(named.name, named.data_type, list(named.dims))
@@ -417,7 +427,8 @@ class Graph:
     def substitute(self, node: onnx.NodeProto, others: Sequence[onnx.NodeProto]) -> None:
         """Replace a node by others, which have to make all of its results that something reads."""
         self._settled.difference_update(node.output)
-        place = self._places.pop(id(node))
+        places = self._links[0]
+        place = places.pop(id(node))
         where = next(index for index, each in enumerate(self._slots[place]) if each is node)
         self._slots[place][where : where + 1] = others
         for name in dict.fromkeys(captured(node)):
@@ -426,7 +437,7 @@ class Graph:
             if self.producers.get(name) is node:
                 del self.producers[name]
         for each in others:
-            self._places[id(each)] = place
+            places[id(each)] = place
             self.producers.update({name: each for name in each.output if name})
             for name in dict.fromkeys(captured(each)):
                 self.readers.setdefault(name, []).append(each)
@@ -454,10 +465,9 @@ class Graph:
 
     def _redirect(self, name: str, by: str) -> None:
         for node in self.readers.pop(name, []):
+            if by not in captured(node):
+                self.readers.setdefault(by, []).append(node)
             rename_inputs(node, {name: by})
-            others = self.readers.setdefault(by, [])
-            if all(each is not node for each in others):
-                others.append(node)
 
     def reorder(self, nodes: Sequence[onnx.NodeProto]) -> None:
         """Put all nodes into this order, in which there may be new ones."""

@@ -21,6 +21,8 @@ from opgrad.onnx.graph.nodes import attributes_of, captured, registering, rename
 from opgrad.onnx.graph.sizes import VAGUE, forget_vague, known, sizes_in
 
 KNOWN_BEST = 17  # older models are inferred as this opset: onnx propagates the data of more of its operators
+MEASURING = ("Shape", "Size")  # operators of which integers come that onnx propagates
+MOVING = messages.names_of("Shape Size Gather Concat Unsqueeze Squeeze Cast Add Sub Mul Div")  # which no shape reads
 INTEGERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 LONG = "opgrad.size."  # the prefix of the symbolic size of a long array
 # Operators whose inputs hold the sizes of the result, and the places of these inputs.
@@ -46,8 +48,10 @@ def infer(model: onnx.ModelProto, constants: Constants) -> tuple[Types, Types]:
     Returns the types of the tensors, and for each sequence of tensors the type of these.
     """
     stand_in = _stand_in(model)
-    with suppress(NotImplementedError):  # onnx propagates the data of fewer operators of older opsets
-        raise_opset(stand_in, KNOWN_BEST)
+    operators = {node.op_type for node in stand_in.graph.node}
+    if not operators.isdisjoint(MEASURING) and not operators <= MOVING:
+        with suppress(NotImplementedError):  # onnx propagates the data of fewer operators of older opsets
+            raise_opset(stand_in, KNOWN_BEST)
     own = {tensor.name: type_of(tensor) for tensor in model.graph.initializer}
     found, sequences = _inferred(stand_in, False)
     first = found | own
@@ -104,15 +108,18 @@ def infer_part(
     model: onnx.ModelProto,
     constants: Constants,
     order: Sequence[onnx.NodeProto],
+    makers: Mapping[str, onnx.NodeProto],
     nodes: Sequence[onnx.NodeProto],
     initializers: Mapping[str, TensorProto],
     types: Types,
     sequences: Types,
+    unused: int,
 ) -> tuple[Types, Types]:
     """The types of the results of some nodes, from those of what they read, as `infer` returns them.
 
-    model: whose nodes and values are not read. order: all nodes of its graph. nodes: some of them. initializers: of the
-    graph, by name. types, sequences: what is known of the graph's values.
+    model: whose nodes and values are not read. order: all nodes of its graph. makers: of each value its node. nodes:
+    some of them. initializers: of the graph, by name. types, sequences: what is known of the graph's values. unused:
+    see `unused_number`.
     """
 
     def declared(name: str) -> Iterator[onnx.ValueInfoProto]:
@@ -128,7 +135,6 @@ def infer_part(
             yield helper.make_value_info(name, helper.make_sequence_type_proto(inside))
 
     # The nodes, and those that compute the integers which they read: shapes follow from these.
-    makers = {name: node for node in order for name in node.output if name}
     chosen, waiting = {id(node) for node in nodes}, list(nodes)
     while waiting:
         for name in captured(waiting.pop()):
@@ -165,14 +171,17 @@ def infer_part(
         if size.dim_param.startswith(KNOWN):
             size.dim_param = size.dim_param.removeprefix(KNOWN)
         elif size.dim_param.startswith(MADE_UP):
-            if not new:
-                before = (size.dim_param for each in types.values() for size in each.shape.dim)
-                numbers = [each.removeprefix(MADE_UP) for each in before if each.startswith(MADE_UP)]
-                first = max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
-            size.dim_param = new.setdefault(size.dim_param, f"{MADE_UP}{first + len(new)}")
+            size.dim_param = new.setdefault(size.dim_param, f"{MADE_UP}{unused + len(new)}")
     names = set(new.values())
     pairs = ((name, each, types.get(name)) for name, each in found.items())
     return {name: each if old is None else _joined(old, each, names) for name, each, old in pairs}, in_sequences
+
+
+def unused_number(types: Types) -> int:
+    """The number from which on no name that was made up for a size has one."""
+    names = (size.dim_param for each in types.values() for size in each.shape.dim if size.dim_param)
+    numbers = (name.removeprefix(MADE_UP) for name in names if name.startswith(MADE_UP))
+    return max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
 
 
 def _joined(before: TypeProto.Tensor, now: TypeProto.Tensor, new: Collection[str]) -> TypeProto.Tensor:
@@ -194,9 +203,9 @@ def _inferred(model: onnx.ModelProto, data_prop: bool) -> tuple[Types, Types]:
         found = messages.declared_types(shape_inference.infer_shapes(model, data_prop=data_prop).graph)
     except shape_inference.InferenceError as error:
         raise ValueError(f"the model's types contradict each other: {str(error).splitlines()[0]}") from None
-    sequences = {name: each.sequence_type.elem_type.tensor_type for name, each in found.items()}
-    tensors = {name: each.tensor_type for name, each in found.items() if not each.HasField("sequence_type")}
-    return tensors, {name: each for name, each in sequences.items() if each.elem_type}
+    inside = {name: each.sequence_type.elem_type for name, each in found.items() if each.HasField("sequence_type")}
+    tensors = {name: each.tensor_type for name, each in found.items() if name not in inside}
+    return tensors, {name: each.tensor_type for name, each in inside.items() if each.tensor_type.elem_type}
 
 
 def _is_long(declared: TypeProto.Tensor) -> bool:
@@ -236,6 +245,8 @@ TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")  # t
 def more_ranks(nodes: Sequence[onnx.NodeProto], types: Mapping[str, TypeProto.Tensor]) -> dict[str, TypeProto.Tensor]:
     """The types, with ranks, of values of which only the element type is known."""
     found: dict[str, TypeProto.Tensor] = {}
+    if all(each.HasField("shape") for each in types.values()):
+        return found
 
     def rank(name: str) -> int | None:
         known = found.get(name) or types.get(name)

@@ -136,6 +136,8 @@ def check_model(model: onnx.ModelProto, what: str) -> None:
 def _faults_of_calls(model: onnx.ModelProto) -> Iterator[str]:
     """What is wrong with functions that call functions, of which onnx's inference and inliner follow every call."""
     functions = {(each.domain, each.name): each for each in model.functions}
+    if not functions:
+        return
     called = {key: [each for each in map(_key, all_nodes(function.node)) if each in functions]
               for key, function in functions.items()}  # fmt: skip
     nodes, depths = dict[tuple[str, str], int](), dict[tuple[str, str], int]()

@@ -28,7 +28,7 @@ def sizes_in(declared: TypeProto.Tensor | None) -> Sizes | None:
     """The sizes in a tensor's type; None if not even the rank is known."""
     if declared is None or not declared.HasField("shape"):
         return None
-    return [dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in declared.shape.dim]
+    return [dim.dim_value or dim.dim_param or (0 if dim.HasField("dim_value") else None) for dim in declared.shape.dim]
 
 
 def known(sizes: Sizes | None) -> list[int] | None:

@@ -74,18 +74,19 @@ def tidy(graph: Graph) -> None:
     """Simplify what the rules wrote, first in the bodies of loops and branches."""
     in_bodies(graph, tidy)
     clean(graph)
-    graph.infer()
     if apply(graph, (chain_sums, transpose_products)):
         apply(graph, (remove_dead,))
 
 
 def clean(graph: Graph) -> None:
-    """Run the passes that recognize no patterns, until nothing changes."""
-    for _ in range(MOST_ROUNDS):
-        changed = apply(graph, CLEANING)
-        graph.refresh()
-        if not changed:
+    """Run the passes that recognize no patterns, round after round, until all in succession change nothing."""
+    unchanged = 0
+    for each in CLEANING * MOST_ROUNDS:
+        unchanged = 0 if each(graph) else unchanged + 1
+        if unchanged == len(CLEANING):
             return
+        if each is CLEANING[-1]:
+            graph.refresh()
 
 
 def apply(graph: Graph, passes: Sequence[Pass]) -> bool:

@@ -186,7 +186,7 @@ def join_pairs(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def remove_dead(graph: Graph) -> bool:
-    """Remove the nodes that no output and no kept value depends on."""
+    """Remove the nodes that no output and no kept value depends on; an initializer's removal makes no other change."""
     nodes = list(graph.nodes())
     kept = needed(nodes, graph.kept)
     read, places = read_by(kept).union(graph.kept), {id(node) for node in kept}
@@ -200,7 +200,6 @@ def remove_dead(graph: Graph) -> bool:
     for index in reversed(range(len(tensors))):
         if tensors[index].name not in read:
             del graph.initializers[tensors[index].name], tensors[index]
-            changed = True
     return changed
 
 
@@ -287,7 +286,7 @@ def fold_constants(graph: Graph, node: onnx.NodeProto) -> bool:
         return False
     if node.op_type == "Constant":
         tensor = constant_tensor(node)
-        tensors = None if tensor is None else {node.output[0]: copied(tensor)}
+        tensors = None if tensor is None else {node.output[0]: tensor}
         graph.room += 0 if tensor is None else AMPLIFIED * tensor.ByteSize()
     else:
         tensors = _computed(graph, node)

@@ -239,8 +239,9 @@ def simplify_shapes(graph: Graph) -> bool:
         if node.op_type not in RULES or domain_of(node) or not node.output:
             continue
         name, found = node.output[0], None
-        sizes = graph.sizes(name)
-        if node.op_type == "Where" and graph.readers.get(name):
+        holds_integers = graph.element_type(name) in INTEGERS
+        sizes = graph.sizes(name) if holds_integers else None
+        if holds_integers and node.op_type == "Where" and graph.readers.get(name):
             found = shapes(name)
         if found is not None and None not in found:  # one of its operands, if it holds the same sizes
             equal = [each for each in node.input[1:] if shapes(each) == found and graph.sizes(each) is not None]
@@ -248,12 +249,12 @@ def simplify_shapes(graph: Graph) -> bool:
             if same and graph.alias(name, same[0]):
                 changed = True
                 continue
-        dtype, is_small = graph.element_type(name), sizes is not None and len(sizes) < 2
         is_result = len(node.output) == 1 and name not in graph.kept
-        if is_result and dtype in INTEGERS and is_small:
+        if is_result and sizes is not None and len(sizes) < 2:
             known = numbers(shapes(name))
             if known is not None:
-                array = np.array(known if sizes else known[0], helper.tensor_dtype_to_np_dtype(dtype))
+                dtype = helper.tensor_dtype_to_np_dtype(graph.element_type(name) or TensorProto.INT64)
+                array = np.array(known if sizes else known[0], dtype)
                 graph.become_constants(node, {name: numpy_helper.from_array(array)})
                 changed = True
         elif node.op_type == "Reshape":

@@ -23,7 +23,7 @@ from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, opset_of
 from opgrad.training.files.tensor_values import Held
 from opgrad.training.make.checks import check_built, near
-from opgrad.training.make.outputs import inferred_model, set_outputs
+from opgrad.training.make.outputs import declare_types, set_outputs
 
 LATEST_IR_VERSION = 10  # the latest version that the last packages of onnxruntime-training can read
 Sizes = Sequence[int | str | None]
@@ -230,9 +230,9 @@ class ForwardBlock(Block):
         """Build, and let the results be the only outputs of the model."""
         accessor = current()
         output = self._built(accessor, args, kwargs)
-        self._model = inferred_model(self.base)
+        self._model = copied(self.base)
         with naming(self._who):
-            set_outputs(self._model, names_of(output))
+            set_outputs(declare_types(self._model), names_of(output))
         accessor.model.CopyFrom(self._model)
         accessor.forget()
         return output

@@ -112,7 +112,6 @@ def training_models(
     require(precision in PRECISIONS, "precision", precision, "'float32' or 'model'")
     if not trainable:
         raise ValueError("nothing is trainable, expected at least one parameter or input that requires a gradient")
-    known: Graph | None = accessor.graph()
     model, graph = accessor.model, accessor.model.graph
     for node in [node for node in graph.node if node.op_type == "Constant" and not domain_of(node)]:
         name = node.output[0]
@@ -131,17 +130,19 @@ def training_models(
                 type_name = TensorProto.DataType.Name(kinds[name])
                 raise ArgumentError(what, f"has {name!r} with elements of type {type_name}, expected a float type")
     values = {**accessor.apart, **detach(model)}
-    set_outputs(model, outputs, known)
-    known = declare_types(model)
+    set_outputs(accessor.graph(), outputs)
+    known = declare_types(model, accessor.graph())
     held = take_parameters(model, {*trainable, *frozen})
     evaluation = forms.evaluated(model, known)
     order = [each.name for each in model.graph.input if each.name in trainable]
+    are_known = True
     if precision == FLOAT32:
         changed = {each.name for each in held} & {*trainable, *forms.statistics(model, training=True)}
-        known = None if compute_in_float32(model, changed) else known
+        are_known = not compute_in_float32(model, changed)
         held = [widened(each, values) if each.name in changed else each for each in held]
     constants = [tensor_of(each.name, values.get(each.name, each)) for each in held if each.data_type not in FLOATS]
-    made = training_graph(model, outputs[0], order, constants, [*ends, *names_in(checkpoint_segments)], known)
+    types = known if are_known else None
+    made = training_graph(model, outputs[0], order, constants, [*ends, *names_in(checkpoint_segments)], types)
     training = made.model(checkpoint_segments)
     _add_bytes(training, values)
     trained, kept = ([each for each in held if each.name in names] for names in (trainable, frozen))

@@ -11,16 +11,9 @@ from opgrad.onnx.graph.nodes import read_by
 from opgrad.training.make.checks import near
 
 
-def inferred_model(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model that declares the types and shapes of all values for which they can be inferred."""
-    copy = copied(model)
-    declare_types(copy)
-    return copy
-
-
-def declare_types(model: onnx.ModelProto) -> Graph:
+def declare_types(model: onnx.ModelProto, known: Graph | None = None) -> Graph:
     """Declare the types and shapes of all values that a graph's nodes compute, as far as they can be inferred."""
-    forward, graph = Graph(model), model.graph
+    forward, graph = Graph(model, known=known), model.graph
     declared = {each.name for each in (*graph.input, *graph.output)}
     before = {each.name: each for each in graph.value_info}
     made = dict.fromkeys(name for node in graph.node for name in node.output if name and name not in declared)
@@ -55,12 +48,9 @@ def value_info(forward: Graph, name: str) -> onnx.ValueInfoProto | None:
     return helper.make_tensor_value_info(name, kind, forward.sizes(name)) if kind else None
 
 
-def set_outputs(model: onnx.ModelProto, names: Sequence[str], known: Graph | None = None) -> None:
-    """Replace the outputs of a graph by these. Raises LookupError for a name that has no value or an unknown type.
-
-    known: a graph with the types of values.
-    """
-    graph, forward = model.graph, Graph(model, known=known)
+def set_outputs(forward: Graph, names: Sequence[str]) -> None:
+    """Replace the outputs of a graph by these. Raises LookupError for a name that has no value or an unknown type."""
+    graph = forward.graph
     before = {each.name: each for each in graph.output}
     found = [_output(forward, before, name) for name in dict.fromkeys(names)]
     keep(graph.output, found)
