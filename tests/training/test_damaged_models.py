@@ -224,6 +224,7 @@ HOSTILE = {  # a body, functions, and what is said
     ),
     "empty": ("sum = ReduceSum (e)", (), "the tensor 'e' has no values, expected 1099511627776"),
     "opset": ("sum = Neg (c0)", (), "imports opset 1099"),
+    "names": ("c0 = Neg (x)  sum = Neg (c0)", (), "2 values have the name 'c0'"),
 }
 
 

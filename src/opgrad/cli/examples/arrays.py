@@ -111,12 +111,7 @@ def concat_training(rng: np.random.Generator, cases: Cases = JOINED) -> Iterator
     yield Example({"arrays": [rng.integers(0, 9, size) for size in (2, 5)]})
 
 
-PIECES = (
-    ((3, sum(LENGTHS), 2), LENGTHS, 1),
-    ((40002, 3), (2, 40000), 0),
-    ((4, 3), (1, 0, 2), -1),
-    ((0, 3), (1, 2), 1),
-)
+PIECES = (((3, sum(LENGTHS), 2), LENGTHS, 1), ((40002, 3), (2, 40000), 0), ((4, 3), (1, 0, 2), -1), ((0, 3), (1, 2), 1))
 
 
 def split_training(rng: np.random.Generator, cases: Cases = PIECES) -> Iterator[Example]:

@@ -5,6 +5,7 @@ Every fault raises a ValueError of one line with the file's name.
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
@@ -128,9 +129,17 @@ def check_model(model: onnx.ModelProto, what: str) -> None:
     of_imports = (f"it imports opset {each.version}" for each in imports if not 0 <= each.version < MOST_OPSET)
     faults = chain(map(_fault, _messages(model)), faults_of_nodes(model.graph, model.opset_import))
     inside = chain.from_iterable(faults_of_nodes(each, each.opset_import) for each in model.functions)
-    fault = next(filter(None, chain(of_imports, faults, _faults_of_calls(model), inside)), None)
+    fault = next(filter(None, chain(of_imports, faults, _faults_of_calls(model), inside, _twice(model.graph))), None)
     if fault:
         raise ValueError(f"{what} is damaged, {fault}")
+
+
+def _twice(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names that several values of a graph have; an initializer may be the default of an input."""
+    tensors = [each.name for each in graph.initializer]
+    inputs = {each.name for each in graph.input} - {*tensors}
+    names = Counter([*tensors, *inputs, *(name for node in graph.node for name in node.output if name)])
+    yield from (f"{count} values have the name {name!r}" for name, count in names.items() if count > 1)
 
 
 def _faults_of_calls(model: onnx.ModelProto) -> Iterator[str]:

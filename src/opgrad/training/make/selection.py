@@ -425,8 +425,7 @@ class Candidates:
 
     def _reason(self, name: str) -> str | None:
         """What an untrained tensor is, in words; None for a weight."""
-        kind = self._kinds.get(name)
-        if kind not in (None, LEARNED):
+        if (kind := self._kinds.get(name)) not in (None, LEARNED):
             return BUFFER
         if self._is_of_frequencies(name):
             return FREQUENCIES
