@@ -83,6 +83,7 @@ for op in (*REDUCED, "ReduceLogSum", "ReduceLogSumExp"):
     add(op, 18, x, ints(1), keepdims=0, form="axes as input, keepdims 0")
     add(op, 13, x, keepdims=0, form="all axes, keepdims 0")
 add("ReduceSum", 13, numbers(2, 3), ints(), noop_with_empty_axes=1, form="no axes")
+add("ReduceMean", 18, numbers(2, 3), noop_with_empty_axes=1, form="no axes")
 add("ReduceProd", 18, np.array([[0.0, 2.0, 3.0], [0.0, 0.0, 2.0], [1.5, -2.0, 3.0]]), ints(1), form="zeros")
 add("ReduceMean", 13, numbers(2, 3, 4), axes=[-1], keepdims=0, form="negative axis")
 add("CumSum", (11, 14), numbers(2, 4), np.array(1))

@@ -308,7 +308,7 @@ class Node(NodeView):
                 return self.input(AXES_PLACE)
             given = known.tolist()
         if given is None:
-            return None
+            return [] if self.get("noop_with_empty_axes", 0) else None
         return sorted(axis % max(self.rank(), 1) for axis in given) if min(given, default=0) < 0 else sorted(given)
 
     def kept(self, value: Value) -> Value:
