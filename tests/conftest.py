@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(config, items):
 
 def _with_every_level(items, turn):
     """Cases of each test that have every level of each of its parameters: all of those marked `every_case`, one of
-    those marked `one_case`, three of those marked `few_cases(3)`.
+    those marked `one_case`, three of those marked `few_cases(3)`, a third of those found of a test marked `one_in(3)`.
 
     Which levels meet depends on the turn. Of an operator all tests take the same dtypes, so that fewer kernels are
     compiled; then cases that have more new levels come first, so that fewer are needed.
@@ -138,8 +138,9 @@ def _with_every_level(items, turn):
         kernels = [set(enumerate(_kernel(each))) for each in waiting]
         kept = [kernels[number] for number in _covering(kernels, 1)]
         left = [item for item, kernel in zip(waiting, kernels, strict=True) if not kernel or kernel in kept]
-        levels = [_levels(each) for each in left]
-        yield from (left[number] for number in _covering(levels, max(map(len, levels))))
+        levels, share = [_levels(each) for each in left], same[0].get_closest_marker("one_in")
+        found = [left[number] for number in _covering(levels, max(map(len, levels)))]
+        yield from found[: -(-len(found) // share.args[0])] if share else found
 
 
 def _covering(levels, most):

@@ -56,6 +56,10 @@ def test_one(a): pass
 @pytest.mark.parametrize("a", range(5))
 def test_few(a): pass
 
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("a", range(5))
+def test_half(a): pass
+
 @pytest.mark.parametrize(("a", "b"), [(0, 1), (0, 2), (1, 1), (1, 2)])
 def test_listed(a, b): pass
 
@@ -69,7 +73,7 @@ def test_typed(op, dtype): pass
 def test_every_level_is_taken_in_other_combinations_each_turn(pytester, monkeypatch):
     pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
     pytester.makepyfile(PARAMETERS)
-    pytester.makeini("[pytest]\nmarkers =\n  every_case\n  one_case\n  few_cases")
+    pytester.makeini("[pytest]\nmarkers =\n  every_case\n  one_case\n  few_cases\n  one_in")
     runs = []
     for cases_of, turn in (("all", "1"), ("levels", "1"), ("levels", "1"), ("levels", "2")):
         monkeypatch.setenv("OPGRAD_CASES", cases_of)
@@ -78,9 +82,9 @@ def test_every_level_is_taken_in_other_combinations_each_turn(pytester, monkeypa
         cases = [each.nodeid.partition("::")[2] for each in passed]
         counts = [
             sum(case.startswith(test) for case in cases)
-            for test in ("test_whole", "test_one", "test_few", "test_listed")
+            for test in ("test_whole", "test_one", "test_few", "test_half", "test_listed")
         ]
-        assert counts == [15, *((5, 5) if cases_of == "all" else (1, 2)), 4]
+        assert counts == [15, *((5, 5, 5) if cases_of == "all" else (1, 2, 3)), 4]
         dtypes = [case[:-1].rpartition("-")[2] for case in cases if case.startswith("test_typed")]
         assert set(dtypes) == {"float16", "float32", "float64"}
         assert len(dtypes) == 90 or (len(dtypes) == 30 and 15 < dtypes.count("float32") < 28)

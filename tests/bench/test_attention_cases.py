@@ -42,6 +42,7 @@ def reads_rounded_result(cell):
 
 
 @pytest.mark.parametrize("cell", [cell for cell in TINY if not reads_rounded_result(cell)], ids=lambda cell: cell.name)
+@pytest.mark.one_in(3)
 def test_ours_is_as_close_to_torch_in_float32_as_a_sum_of_that_length(cell):
     assert AttentionCase(cell).error() <= allowed(cell.dtype)
 

@@ -34,6 +34,7 @@ def test_every_operator_has_workloads(op):
 
 
 @each_kind
+@pytest.mark.one_in(2)
 def test_a_sample_of_large_results_is_compared(monkeypatch, op):
     monkeypatch.setattr("bench.case.CHECKED", 16)
     for cell in tiny_cells(op):

@@ -71,6 +71,7 @@ def test_our_call_computes_the_results(op, dtype, way):
 
 
 @each_operator
+@pytest.mark.one_in(3)
 def test_operators_of_training_graphs(monkeypatch, op):
     monkeypatch.setattr("bench.case.examples", lambda *_, cases: examples(op, "float32"))
     case = GraphCase(Cell(op, Workload((), group=GRAPH), "float32"))
@@ -90,6 +91,7 @@ def smaller(case):
 
 @pytest.mark.skipif("torch" not in peers.installed(), reason="needs PyTorch")
 @pytest.mark.parametrize("name", [name for name in peers.TORCH if name in graph_operators()])
+@pytest.mark.one_in(3)
 def test_torch_computes_the_examples_of_training_graphs(monkeypatch, name):
     """We and torch compute the same of what is measured, in both ways, within the tolerance."""
     op = graph_operators()[name]

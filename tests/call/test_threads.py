@@ -34,6 +34,7 @@ def workers(monkeypatch):
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.one_in(2)
 def test_results_do_not_depend_on_the_number_of_threads(op, dtype, rng):
     for shape in SHAPES:
         arguments = sample(op, shape, dtype, rng, indices=(GATHERED // math.prod(shape[1:]),))

@@ -142,6 +142,7 @@ def compare(given, exact, ulp):
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize(("name", "alpha", "beta"), ELTWISE)
+@pytest.mark.one_in(2)
 def test_eltwise_error_in_ulp(name, alpha, beta, dtype):
     if np.finfo(WIDER[dtype]).nmant <= np.finfo(dtype).nmant:
         pytest.skip("no wider floating dtype here to compare with")
@@ -200,6 +201,7 @@ def away_from_bends(name, alpha, beta, s, distance):
 
 
 @pytest.mark.parametrize(("name", "alpha", "beta"), SMOOTH)
+@pytest.mark.one_in(2)
 def test_gradient_is_the_slope(name, alpha, beta):
     s = np.random.default_rng(1).uniform(-6, 6, 500)
     if name in ("log", "sqrt", "pow"):
@@ -217,6 +219,7 @@ def test_gradient_is_the_slope(name, alpha, beta):
 
 
 @pytest.mark.parametrize(("name", "alpha", "beta"), SMOOTH)
+@pytest.mark.one_in(2)
 def test_gradient_in_float32(name, alpha, beta):
     """Against the float64 kernel; near a zero of the slope, against the parts that cancel there."""
     s = numbers("float32")

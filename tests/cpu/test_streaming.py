@@ -41,6 +41,7 @@ def hold(expected, offset, note, function, *arguments, **named):
 
 @pytest.mark.parametrize("shape", [(9, 131), (2, 33, 130)], ids=["rows", "columns"])
 @pytest.mark.parametrize("number", range(len(TYPES)))
+@pytest.mark.one_in(2)
 def test_attributes(number, shape, rng, streaming):
     """In the forms of `typed_call`, whose kernels are compiled anyway."""
     x, given = typed_call(number, rng, shape)
@@ -69,6 +70,7 @@ def test_plain_kernels(name, dtype, rng, streaming):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.one_in(2)
 def test_rows_of_every_layout(name, dtype, rng, streaming):
     """Groups of rows wait in a buffer, whose lines begin where those of the result do. Every length, and every number
     of rows, is written from each place."""
@@ -83,6 +85,7 @@ def test_rows_of_every_layout(name, dtype, rng, streaming):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.one_in(2)
 def test_interleaved_columns(name, dtype, rng, streaming):
     """Few columns side by side, short and long, written anywhere, and with gaps between their lines."""
     op, dtype = operators()[name], DTYPES[dtype]
@@ -161,6 +164,7 @@ def with_caches(monkeypatch, op, arguments):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("op", REDUCING, ids=lambda op: op.name)
+@pytest.mark.one_in(2)
 def test_the_size_of_the_cache_changes_no_bit(op, dtype, rng, monkeypatch):
     for large in (0, layout.LARGE) if op.name in FORWARD else (layout.LARGE,):
         monkeypatch.setattr(layout, "LARGE", large)  # all shapes as if they were large, or small
@@ -177,6 +181,7 @@ def of_shape(op, shape, dtype, rng):
 
 
 @pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.one_in(2)
 def test_the_size_of_the_cache_changes_no_bit_of_calls_with_attributes(name, rng, monkeypatch):
     """In the form of operators/test_attributes, whose kernels are compiled anyway."""
     for shape in SHAPES:
@@ -187,6 +192,7 @@ def test_the_size_of_the_cache_changes_no_bit_of_calls_with_attributes(name, rng
 
 
 @pytest.mark.parametrize("op", graph_operators().values(), ids=lambda op: op.name)
+@pytest.mark.one_in(3)
 def test_the_size_of_the_cache_changes_no_bit_of_training_graphs(op, monkeypatch):
     for example in examples(op, "float32"):
         without, with_much = with_caches(monkeypatch, op, example.arguments)

@@ -49,12 +49,14 @@ SIZES = {
 
 
 @EVERY
+@pytest.mark.one_in(2)
 def test_sizes(op, dtype, rng):
     for shape in SIZES[op.kind]:
         check(op, sample(op, shape, dtype, rng), str(shape))
 
 
 @EVERY
+@pytest.mark.one_in(2)
 def test_axes(op, dtype, rng):
     for attributes in axis_choices(op, 3):
         check(op, sample(op, (4, 6, 5), dtype, rng, **attributes), str(attributes))
@@ -193,6 +195,7 @@ def test_nothing_between_spaced_rows_is_written(op, dtype, rng):
 
 
 @EVERY
+@pytest.mark.one_in(2)
 def test_in_place(op, dtype, rng):
     for shape in [(5, 33), (2, 5, 3), (1, 2051)]:
         arguments = sample(op, shape, dtype, rng)

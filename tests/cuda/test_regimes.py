@@ -74,6 +74,7 @@ def case(request):
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True, ids=lambda case: case.regime)
+@pytest.mark.one_in(2)
 def test_regimes(case, rng):
     chosen = [operators()[name] for name in case.operators.split() if has_kernel(operators()[name])]
     for place, op in enumerate(chosen):

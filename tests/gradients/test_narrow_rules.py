@@ -119,6 +119,7 @@ def check(case, of, feeds):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("op", BY_OPERATOR)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.one_in(3)
 def test_gradients_of_halves_are_those_of_float64(op, kind):
     for case, ties in itertools.product(BY_OPERATOR[op], (False, True)):
         feeds = rounded(case, KINDS[kind][1], ties)

@@ -60,6 +60,7 @@ OWN_NUMBERS = [
 
 
 @pytest.mark.parametrize("case", OWN_NUMBERS, ids=str)
+@pytest.mark.one_in(2)
 def test_activations_and_clipping_are_those_of_onnxruntime(case):
     model, wanted = in_float32(case.model()), [f"x{place}" for place in case.wanted]
     feeds = {name: each.astype(np.float32) if each.dtype == np.float64 else each for name, each in case.feeds.items()}
@@ -93,6 +94,7 @@ RESIZED.append(Case("Resize", 11, (RESIZED[0].arrays[0], floats(), floats(1, 1, 
 
 
 @pytest.mark.parametrize("case", RESIZED, ids=str)
+@pytest.mark.one_in(2)
 def test_resizing_has_the_gradient_of_what_onnxruntime_does(case):
     """Also where the graph tells no sizes; the operator is linear, so its results for unit vectors tell all of it."""
     model = in_float32(case.model())
@@ -195,6 +197,7 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.one_in(3)
 def test_gradients_are_those_of_pytorch(name):
     check(FORMULAS[name])
 

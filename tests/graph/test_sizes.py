@@ -188,6 +188,7 @@ ONCE = [pair for name in NAMES for pair in ((name, "H"), ("N", name))]
 
 
 @pytest.mark.parametrize("names", [*EVERYWHERE, *ONCE], ids=lambda names: repr(names)[:30])
+@pytest.mark.one_in(3)
 def test_gradients_are_the_same_by_any_name(names, expected):
     """Where one name stands for both sizes, though they differ, and vague ones for one or the other."""
     for found, other in zip(results(names, pictures()), expected, strict=True):

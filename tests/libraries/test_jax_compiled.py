@@ -230,6 +230,7 @@ def check(ours, theirs, *arguments, at_once):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.one_in(2)
 def test_losses_of_labels_and_of_probabilities(options, rng):
     """Those of probabilities, and of classes along an axis with others behind it, without options and with most; with
     most without a compiler, too."""

@@ -128,6 +128,7 @@ def test_value_and_gradients(name, dtype, rng):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.one_in(2)
 def test_gradients_of_gradients(name, rng):
     ours, formula, shapes = LAYERS[name]
     arrays, exact = given(rng, shapes, "float32")

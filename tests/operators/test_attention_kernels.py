@@ -90,6 +90,7 @@ ALL = OPTIONS["all of them"] | {"key_lengths": np.array([80, 61])}
 @pytest.mark.parametrize(
     ("dtype", "other"), [*((each, each) for each in FLOATS), ("bfloat16", "float32")], ids=lambda dtype: dtype
 )
+@pytest.mark.one_in(2)
 def test_dtypes(dtype, options, other, rng):
     """Of all arrays, and beside a sink and a mask; those of another dtype have kernels of their own."""
     given, dy = arrays(rng, (2, 4, 2, 70, 90, 40, 72), dtype)

@@ -137,6 +137,7 @@ SCALES = {"softmax": (3.0, -3.0, 30.0, 1e-3), "softmax_grad": (0.9, -1.0, 20.0)}
 @one_of_each
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("chain", [0, 1])
+@pytest.mark.one_in(2)
 def test_post_ops_without_operands(name, chain, dtype, rng):
     for shape, scale in itertools.product(((3, 67), (2, 2, 37), (2, 41)), SCALES[name]):  # rows, which have one kernel
         given = {"result_scale": scale, "post_ops": eltwise_chains(name)[chain], "note": f"{shape}, {scale}"}
@@ -145,6 +146,7 @@ def test_post_ops_without_operands(name, chain, dtype, rng):
 
 @pytest.mark.parametrize(("name", "shape", "axis"), [("softmax", (5, 67), -1), ("log_softmax", (5, 9, 37), 1)])
 @pytest.mark.parametrize("chain", [0, 1])
+@pytest.mark.one_in(2)
 def test_post_ops_with_operands(name, shape, axis, chain, rng):
     x = numbers(rng, shape, "float32")
     for _ in range(3):
@@ -152,6 +154,7 @@ def test_post_ops_with_operands(name, shape, axis, chain, rng):
 
 
 @one_of_each
+@pytest.mark.one_in(2)
 def test_operands_of_every_broadcast_pattern(name, rng):
     for pattern, axis in itertools.product(PATTERNS, (-1, 1, (1, 2))):
         operand = operand_of(rng, pattern, "float32")
@@ -209,6 +212,7 @@ def test_order():
 
 @forward_names
 @pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.one_in(2)
 def test_everything_at_once(name, layout, rng, threads):
     """Also of rows of -inf, and of rows with NaN and inf; in one thread the same bits."""
     shape, axis = SHAPES[layout]
@@ -227,6 +231,7 @@ def test_everything_at_once(name, layout, rng, threads):
 
 @gradient_names
 @pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.one_in(2)
 def test_gradients_of_operands(name, layout, rng, threads):
     """In the order of the post-ops, floating-point ones alone; in one thread the same bits."""
     shape, axis = SHAPES[layout]
@@ -241,6 +246,7 @@ def test_gradients_of_operands(name, layout, rng, threads):
 
 
 @every_form
+@pytest.mark.one_in(2)
 def test_every_length(name, inf_as_zero, rng):
     """Rows of 1 to 130 numbers, long ones, and rows in several blocks; columns and strips, whose vectors lie across,
     of fewer lengths."""
@@ -337,6 +343,7 @@ CASES_ALONE = [("softmax", each) for each in ALONE_FORWARD] + [("softmax_grad", 
 
 
 @pytest.mark.parametrize(("name", "attribute"), CASES_ALONE)
+@pytest.mark.one_in(2)
 def test_attributes_alone(name, attribute, rng):
     for each in (ALONE_FORWARD if name in FORWARD else ALONE_GRADIENT)[attribute]:
         given = arrays(name, rng, (5, 33))
@@ -369,6 +376,7 @@ def test_results_have_the_dtype_of_x_or_float32(dtype, rng):
 
 @pytest.mark.parametrize("shape", [(4, 33), (5, 9, 37)], ids=["rows", "columns"])
 @pytest.mark.parametrize("number", range(len(GRADIENT_TYPES)))
+@pytest.mark.one_in(2)
 def test_dtypes_of_gradients(number, shape, rng):
     """Each dtype of dy with others of y and dx."""
     dtypes = [GRADIENT_TYPES[(number + step) % len(GRADIENT_TYPES)] for step in (0, 1, 3)]

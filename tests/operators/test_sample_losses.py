@@ -37,6 +37,7 @@ def test_gradient_of_the_reference(options, rng):
 
 @pytest.mark.parametrize("shape", [ROWS, COLUMNS], ids=str)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.one_in(2)
 def test_kernels(options, shape, rng):
     for dtype in FLOATS if shape is ROWS and not options else ("float32",):
         given = cases.arguments(shape, dtype, rng, **options)

@@ -93,6 +93,7 @@ def test_large_gather_elements_grad_in_any_number_of_threads(given, shape, axis,
 
 
 @pytest.mark.parametrize(("shape", "count"), [((50, 40, 33), 20000), ((2000, 3000), 30000), ((1 << 23, 2), 300)])
+@pytest.mark.one_case
 def test_large_gather_nd_grad_in_any_number_of_threads(shape, count, rng, threads):
     indices = np.stack([rng.integers(-size, size, count) for size in shape[:2]], -1)
     dy = rng.normal(size=(count, *shape[2:])).astype(np.float32)

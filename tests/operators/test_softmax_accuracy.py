@@ -165,6 +165,7 @@ def test_largest_probability_is_1(dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @names
+@pytest.mark.one_in(2)
 def test_results_of_16_bits(name, dtype, rng):
     """Within 1 ulp of the dtype."""
     digits, least = {"float16": (10, -14), "bfloat16": (7, -126)}[dtype]

@@ -46,6 +46,7 @@ def _away_from_zero(x):
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # by forward_ad itself
 @with_reductions
+@pytest.mark.one_in(2)
 def test_every_operator_is_differentiable_twice(op, reduction, rng):
     """In both modes, and either after the other, with optional inputs and without."""
     options = {"axis": 1, "reduction": reduction, "ignore_index": 1, "indices": (2, 3)}

@@ -55,6 +55,7 @@ def with_gradient(function, x):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.one_case
 def test_no_graph_breaks(dynamic):
     """All functions in one graph, each on an input of its own."""
 

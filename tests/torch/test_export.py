@@ -90,6 +90,7 @@ def assert_alike(ours, theirs, dtype):
         (False, 20, torch.float32),
     ],
 )
+@pytest.mark.one_in(2)
 def test_models(dynamo, opset, dtype, tmp_path):
     model, path = Model(dtype).eval(), str(tmp_path / "model.onnx")
     found = exported(model, inputs(3), path, dynamo, opset)

@@ -120,6 +120,7 @@ def given(names, dtype=torch.float64, rows=4):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every
+@pytest.mark.one_in(2)
 def test_values_and_gradients(layer, dtype):
     function, theirs, names = layer
     arguments = given(names, dtype)
@@ -135,6 +136,7 @@ def test_values_and_gradients(layer, dtype):
 
 
 @every
+@pytest.mark.one_in(2)
 def test_all_derivatives(layer):
     """Along random directions; each gradient by itself is compared with PyTorch's above."""
     function, _, names = layer

@@ -207,6 +207,7 @@ def test_what_reduction_was_before(average, reduce):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("of_target", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("of_weight", [None, torch.float32, torch.float64])
+@pytest.mark.one_in(2)
 def test_probabilities_promote_as_pytorchs(dtype, of_target, of_weight):
     x, target = torch.randn(3, 4).to(dtype), torch.softmax(torch.randn(3, 4), 1).to(of_target)
     weight = None if of_weight is None else torch.rand(4).to(of_weight)

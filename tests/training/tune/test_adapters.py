@@ -492,6 +492,7 @@ def case(request, tmp_path):
     return folder, [f"rank=4, target={each}{more}" for each in targets], name.partition(",")[0]
 
 
+@pytest.mark.one_in(2)
 def test_all_kinds_of_products(tmp_path, case):
     """They begin as the base, learn, and compute the same deployed and merged as in training."""
     folder, loras, operator = case

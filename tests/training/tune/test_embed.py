@@ -65,6 +65,7 @@ def model(models):
         ("last", "", [32], 0.05, 1),
     ],
 )
+@pytest.mark.one_in(2)
 def test_fifty_losses_are_those_of_torch(tmp_path, pooling, options, sizes, temperature, negatives):
     encoder = make_encoder(tmp_path / "model", pooling)
     tuner = Tuner(tmp_path / "model", train="*", task=f"embed{options}", weight_decay=0.01)
@@ -353,6 +354,7 @@ def class_loss_in_torch(task, scores, lines, labels):
 
 
 @pytest.mark.parametrize("task", CASES)
+@pytest.mark.one_in(2)
 def test_losses_are_those_of_torch(tmp_path, task):
     lines, labels = CASES[task]
     encoder = make_encoder(tmp_path / "model", None, labels, layers=2)
@@ -373,6 +375,7 @@ def test_losses_are_those_of_torch(tmp_path, task):
 
 
 @pytest.mark.parametrize("task", CASES)
+@pytest.mark.one_in(2)
 def test_new_heads(tmp_path, task):
     """Adapters and a new head; the scores of what is written are those that training had, and it is trained further."""
     lines, labels = CASES[task]

@@ -50,6 +50,7 @@ def quantized(folder, **given):
 
 
 @pytest.mark.parametrize("kind", BASES)
+@pytest.mark.one_in(2)
 def test_losses_and_adapters_are_those_of_opgrad(tmp_path, kind):
     folder = make_folder(tmp_path / "model", cached="without caches" not in kind, layers=1)
     if "window" in kind:
