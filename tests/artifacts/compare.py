@@ -1,6 +1,6 @@
 """Make artifacts with opgrad and with onnxruntime-training 1.19.2, train both in 1.19.2, and compare.
 
-    PYTHONPATH=src python tests/artifacts/compare.py
+    PYTHONPATH=src:tests/support python tests/artifacts/compare.py
 
 Needs onnxruntime-training-cpu 1.19.2 with torch (Python 3.8 to 3.12), onnx 1.16, ml_dtypes and flatbuffers. Of every
 model it prints the largest difference between the losses of six steps and one evaluation, and fails where the graphs
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from old_runtime import each_apart, trained
-from onnx import numpy_helper, parser
+from small_models import LABELS, build, images, normal, perceptron, two_outputs
 
 RANDOM = np.random.default_rng(0)
 STEPS, TOLERANCE = 6, 1e-6
@@ -38,44 +38,25 @@ class Case:
     new: dict = field(default_factory=dict)
 
 
-def build(text, opset=15, **shapes):
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{text}')
-    for name, shape in shapes.items():
-        array = RANDOM.standard_normal(shape) * 0.4 if isinstance(shape, tuple) else shape
-        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
-    for index, node in enumerate(model.graph.node):
-        node.name = f"n{index}"
-    return model
-
-
 def floats(*shape):
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
 def cases():
-    layers = {"w0": (4, 5), "b0": (5,), "w1": (5, 3), "b1": (3,)}
-    names, labels = list(layers), np.array([0, 1, 2, 2, 1, 0])
-    start = "g (float[n, 4] x) => (float[n, 3] y"
-    body = "{ h = Gemm(x, w0, b0) a = Relu(h) m = MatMul(a, w1) y = Add(m, b1) }"
-    plain = build(f"{start}) {body}", **layers)
+    names, plain = ["w0", "b0", "w1", "b1"], perceptron(15)
     yield "mse", Case(plain, names, [floats(6, 4), floats(6, 3)], "MSELoss")
     yield "l1, sgd", Case(plain, names, [floats(6, 4), floats(6, 3)], "L1Loss", "SGD")
     yield "bce", Case(plain, names, [floats(6, 4), (floats(6, 3) > 0).astype(np.float32)], "BCEWithLogitsLoss")
-    more = {"additional_output_names": ["y", "a"]}
-    yield "cross entropy", Case(plain, names[:3], [floats(6, 4), labels], frozen=["b1"], more=more)
-    two = build(f"{start}, float[n, 5] h) {body}", **layers)
-    yield "two outputs", Case(two, names, [floats(6, 4), labels], more={"loss_input_names": ["y"]})
-    convolution = """g (float[4, 2, 8, 8] x) => (float[4, 3] y) {
-        c = Conv<pads = [1, 1, 1, 1]>(x, w0, b0) k = BatchNormalization(c, s, b, mean, var) a = Relu(k)
-        p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(a) f = Flatten(p) y = MatMul(f, w1) }"""
-    net = build(convolution, w0=(4, 2, 3, 3), b0=(4,), s=(4,), b=(4,), w1=(64, 3), mean=np.zeros(4), var=np.ones(4))
-    yield "images", Case(net, ["w0", "b0", "s", "b", "w1"], [floats(4, 2, 8, 8), labels[:4]],
+    more = {"additional_output_names": ["scores", "a"]}
+    yield "cross entropy", Case(plain, names[:3], [floats(6, 4), LABELS], frozen=["b1"], more=more)
+    yield "two outputs", Case(two_outputs(), names, [floats(6, 4), LABELS], more={"loss_input_names": ["scores"]})
+    yield "images", Case(images(), ["w0", "scale", "bias", "w1"], [floats(4, 2, 6, 6), LABELS[:4]],
                          frozen=["mean", "var"], new={"batch_norm": "train"})  # fmt: skip
     words = """g (int64[n, 7] x) => (float[n, 3] y) {
         e = Gather(table, x) q = MatMul(e, wq) k = MatMul(e, wk) t = Transpose<perm = [0, 2, 1]>(k) s = MatMul(q, t)
         p = Softmax(s) o = MatMul(p, e) r = Add(o, e) m = ReduceMean<axes = [1], keepdims = 0>(r) y = MatMul(m, w) }"""
-    attention = build(words, table=(9, 8), wq=(8, 8), wk=(8, 8), w=(8, 3))
-    yield "words", Case(attention, ["table", "wq", "wk", "w"], [RANDOM.integers(0, 9, (6, 7)), labels])
+    attention = build(words, normal(table=(9, 8), wq=(8, 8), wk=(8, 8), w=(8, 3)), 15)
+    yield "words", Case(attention, ["table", "wq", "wk", "w"], [RANDOM.integers(0, 9, (6, 7)), LABELS])
 
 
 def make(artifacts, case, folder, **more):
