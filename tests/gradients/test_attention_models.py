@@ -1,6 +1,5 @@
 """Blocks of GPT-2 and Llama from PyTorch's exporters: attention is found, and training steps stay what they were."""
 
-import math
 import warnings
 
 import numpy as np
@@ -15,41 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 from torch import nn  # noqa: E402
 
-WORDS, WIDTH, HEADS, LONGEST, LENGTH = 17, 32, 4, 24, 11
-
-
-class GPT2Attention(nn.Module):
-    """With one layer for queries, keys and values, and the causal mask in a buffer of which a part is taken."""
-
-    def __init__(self):
-        super().__init__()
-        self.packed, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("seen", torch.tril(torch.ones(LONGEST, LONGEST, dtype=torch.bool))[None, None])
-
-    def forward(self, x):
-        n, length, _ = x.shape
-        q, k, v = (each.view(n, length, HEADS, -1).transpose(1, 2) for each in self.packed(x).split(WIDTH, dim=2))
-        scores = q @ k.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
-        scores = torch.where(self.seen[:, :, :length, :length], scores, torch.finfo(scores.dtype).min)
-        y = torch.softmax(scores, -1) @ v
-        return self.out(y.transpose(1, 2).reshape(n, length, WIDTH))
-
-
-class GPT2(nn.Module):
-    """A block of GPT-2."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LONGEST, WIDTH)
-        self.attend, self.norms = GPT2Attention(), nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
-        self.wide, self.narrow = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, words):
-        x = self.words(words) + self.places(torch.arange(words.shape[1]))
-        x = x + self.attend(self.norms[0](x))
-        inner = nn.functional.gelu(self.wide(self.norms[1](x)), approximate="tanh")
-        return self.head(x + self.narrow(inner))
+architectures = pytest.importorskip("architectures")
+WORDS, WIDTH, HEADS, LENGTH = 13, 32, 4, 6  # words and length are GPT2's
 
 
 def turned(x, cos, sin):
@@ -143,7 +109,7 @@ def with_loss(model):
 
 
 @pytest.mark.parametrize("dynamo", [False, True], ids=["TorchScript", "dynamo"])
-@pytest.mark.parametrize("model", [GPT2, Llama], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", [architectures.GPT2, Llama], ids=lambda model: model.__name__)
 def test_a_training_step_is_what_it_was(model, dynamo, tmp_path):
     found, words = exported(model, dynamo, str(tmp_path / "model.onnx"))
     found, weights = with_loss(found)
