@@ -33,7 +33,7 @@ if not torch.distributed.is_available():
 ROOT = Path(__file__).parents[2]
 TABLES = ["items.weight", "users.weight", "places.weight"]
 (ITEMS,) = (each for each in SETS if each.name == "several_inputs")
-DIGITS, FIXED = ROOT / "examples" / "digits", ROOT / "tests" / "artifacts" / "digits_cnn"
+DIGITS = ROOT / "examples" / "digits"
 
 
 @pytest.mark.parametrize(("size", "whole"), [(1, False), (3, False), (5, False), (2, True), (3, True)])

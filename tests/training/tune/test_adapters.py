@@ -140,18 +140,13 @@ def all_forms(file, loras):
     return merged
 
 
-def with_direct_head(size=SIZE):
-    """A model whose last product makes the scores itself."""
-    model = make_model(size)
-    copy = model.graph.node.pop()
-    assert (copy.op_type, list(copy.output)) == ("Identity", ["logits"])
-    return renamed(model, copy.input[0], "logits")
-
-
 @pytest.mark.parametrize("target", ["lm_head", "lm_head|all", "o_proj"])
 def test_products_whose_results_are_outputs(tmp_path, target):
-    """The sum takes the output's name, also where other nodes read it."""
-    model = with_direct_head()
+    """The sum takes the output's name, also where other nodes read it; the last product makes the scores itself."""
+    model = make_model(SIZE)
+    copy = model.graph.node.pop()
+    assert (copy.op_type, list(copy.output)) == ("Identity", ["logits"])
+    renamed(model, copy.input[0], "logits")
     name = next(node.output[0] for node in model.graph.node if "layers.1/self_attn/o_proj" in node.name)
     renamed(model, name, "attended").graph.output.append(
         helper.make_tensor_value_info("attended", TensorProto.FLOAT, ["batch_size", "sequence_length", 32])

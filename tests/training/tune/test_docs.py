@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from artifact_sets import EXAMPLES, loaded
-from command import cli
+from command import succeeds
 from language_models import write_lines
 from snippets import snippets
 
@@ -28,8 +28,7 @@ def run(document, names):
             exec(compile(code, document, "exec"), names)
         for line in code.splitlines():
             if line.startswith("opgrad "):
-                status, text = cli(*shlex.split(line)[1:])
-                assert status == 0, (line, text)
+                succeeds(*shlex.split(line)[1:])
 
 
 @pytest.fixture

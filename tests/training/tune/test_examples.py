@@ -42,19 +42,6 @@ def learned(tokenizer, example):
     return tokenizer.decode(example.tokens[example.trained])
 
 
-def test_answers_alone_are_learned(tmp_path, tokenizer):
-    found = examples(tmp_path, tokenizer, [CHAT])[0]
-    assert learned(tokenizer, found) == "a tree . hello you"
-    end = tokenizer.end
-    assert (found.tokens[found.trained] == end).sum() == 2  # each answer learns to end
-
-
-def test_all_is_learned_when_asked(tmp_path, tokenizer):
-    found = examples(tmp_path, tokenizer, [CHAT], train_on="all")[0]
-    assert found.trained[1:].all()
-    assert not found.trained[0]  # nothing stands before the first token
-
-
 def test_last_answer_and_weights(tmp_path, tokenizer):
     """Of messages; those of a prompt are not learned."""
     first, second, third, fourth = CHAT["messages"]
@@ -305,6 +292,7 @@ def test_folder_of_files(tmp_path, tokenizer, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.jsonl", b"\n\n", "it has no example with a token to learn from"),
         ("a.jsonl.gz", b"\x1f\x8b\x08", "a.jsonl.gz is no whole .gz file"),
         ("a.jsonl.gz", b"a dog", "a.jsonl.gz is no whole .gz file"),
         ("a.csv", b"text,more\na dog\n", "a.csv: row 1 has not as many fields as the first line has names"),
@@ -331,12 +319,6 @@ def test_wrong_examples_are_skipped_when_asked(tmp_path, tokenizer):
     assert f"3 of 5 examples are wrong and were left out, such as: {path}: line 2: text is int, expected" in shown[1]
     with pytest.raises(ValueError, match=r"no example with a token to learn from: .*: line 1: it has 'a', expected"):
         TokenExamples(write_lines(path, [{"a": 1}]), tokenizer, 64, skip_bad=True)
-
-
-def test_file_without_examples(tmp_path, tokenizer):
-    path = tmp_path / "data.jsonl"
-    path.write_text("\n\n")
-    refused(path, tokenizer, "it has no example with a token to learn from")
 
 
 @pytest.mark.parametrize(
@@ -470,14 +452,6 @@ def test_template_without_a_loop(tmp_path):
     assert examples(tmp_path, found, [chat], train_on="all")[0].trained[1:].all()
 
 
-def test_template_with_generation_blocks_and_loop_controls():
-    source = (
-        "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}"
-        "{% generation %}{{ m.content | tojson }}{% endgeneration %}{% endfor %}"
-    )
-    assert template(source).render(CHAT["messages"]) == '" a tree . ""hello you"'
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -505,6 +479,7 @@ def test_template_that_fails(source, message):
         "'x' | replace('x', 'y' * n)",
         "[1] | batch(n, 1) | list",
         "messages * n",
+        "'x' | center(20000000000)",  # which is computed when the template is read
     ],
 )
 def test_memory_of_a_template_is_limited(text):
@@ -512,10 +487,6 @@ def test_memory_of_a_template_is_limited(text):
         template("{% set n = 20000000000 %}{{ " + text + " }}").render(CHAT["messages"])
 
 
-def test_memory_of_constants_is_limited():
-    """They are computed when a template is read."""
-    with pytest.raises(ValueError, match=r"tokenizer_config.json fails: it takes more than 1024 MiB"):
-        template("{{ 'x' | center(20000000000) }}").render(CHAT["messages"])
 
 
 def test_time_of_a_template_is_limited(monkeypatch):

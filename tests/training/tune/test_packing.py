@@ -75,15 +75,6 @@ def test_losses_and_gradients(tmp_path, data, form):
         np.testing.assert_allclose(gradients[1][name], array, rtol=1e-4, atol=1e-5 * most)
 
 
-def test_whole_run(tmp_path, data):
-    run = Tuner(make_folder(tmp_path / "model", layers=1), pack=True).fit(
-        data, tmp_path / "out", epochs=3, batch_size=2, learning_rate=0.05, validation=2, accumulate=2
-    )
-    losses = [each.train_loss for each in run.state.history]
-    assert losses[2] < losses[0]
-    assert run.perplexities()[0] is not None
-
-
 def test_models_whose_tokens_act_on_each_other_otherwise(tmp_path, data):
     folder = make_folder(tmp_path)
     model = onnx.load(folder / "model.onnx")

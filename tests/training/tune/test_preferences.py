@@ -224,5 +224,5 @@ def test_command(tmp_path, model, data):
     text = succeeds(*words, "--validation", 2, "--output", tmp_path / "tuned", "--sample", "hello")
     assert "reward margin" in text
     assert "perplexity" not in text
-    text = cli(*words, "--show", 2)[1]
+    text = succeeds(*words, "--show", 2)
     assert "«the tree is red . <|end|>»" in " ".join(text.replace("│", " ").split())
