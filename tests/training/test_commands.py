@@ -128,16 +128,6 @@ def duplicate():
     return model
 
 
-def whole_numbers():
-    text = "g (int64[batch, 4] x) => (float[batch, 4] y) { m = Add(x, w)  y = Cast<to = 1>(m) }"
-    return build(text, {"w": np.arange(4)})
-
-
-def no_way():
-    text = "g (float[batch, 4] x) => (float[batch, 4] y) { m = MatMul(x, w)  s = Shape(m)  y = Expand(x, s) }"
-    return build(text, normal(w=(4, 4)))
-
-
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
@@ -149,7 +139,6 @@ def no_way():
         (perceptron, "--loss mse --freeze backbone.*", "--freeze has 'backbone.*', which matches no weight"),
         (perceptron, "--loss mse --train w00", "--train has 'w00', which is no initializer of the model; did you mean"),
         (perceptron, "--loss mse --train w0 --freeze w0", "--freeze has 'w0', expected none that is to be trained"),
-        (perceptron, "--loss mse --freeze *", "nothing is trainable"),
         (perceptron, "--loss mse --loss-input score", "no value 'score'; did you mean 'scores'?"),
         (perceptron, "--loss mse --output-name score", "no value 'score' to be an output; did you mean 'scores'?"),
         (perceptron, "--loss cross-entropy --weight 1,2", "weight has 2 numbers, expected 3, one for each class"),
@@ -158,8 +147,6 @@ def no_way():
         (two_outputs, "--loss cross-entropy", "--loss-input says which outputs the loss takes"),
         (unnamed, "--loss mse", "my.own.Strange (the node that makes 'a'): there is no rule for it; opgrad."),
         (duplicate, "--loss mse", "'h' has been used as output names multiple times"),
-        (whole_numbers, "--loss mse", "the model has no weights, expected float tensors"),
-        (no_way, "--loss mse", "depends on no weight of the model, of which it has 'w'"),
         (lambda: build("g (int64[batch] x) => (int64[batch] y) { y = Abs(x) }"), "--loss mse", "expected a float type"),
     ],
 )  # fmt: skip
@@ -208,15 +195,13 @@ def test_what_cannot_be_trained_is_told_in_one_line(tmp_path):
         ("--data", rows): "it holds x, label, expected an array for the input 'labels'",
         ("--data", wide): "x has shape (30, 5), expected (batch, 4)",
         (): f"train: no data for {model}, expected --data or a dataset named in recipe.toml beside it",
-        ("--data", rows, "--export", rows / "x" / "x.onnx"): f"{rows} is a file, expected a folder for what is written",
         ("--data", rows, "--validation", "much"): "validation is 'much', expected a number of rows or a fraction",
         ("--data", rows, "--freeze", "z*"): "--freeze has 'z*', which matches no weight",
     }
     before = sorted(tmp_path.iterdir())
     for options, message in cases.items():
         status, text = cli("train", model, "--loss", "cross-entropy", *options, "--output", tmp_path / "run")
-        assert (status, message in text) == (1, True), text
-        assert text.count("opgrad: ") == 1
+        assert (status, message in text, text.count("opgrad: ")) == (1, True, 1), text
         assert sorted(tmp_path.iterdir()) == before
     for word in ("--loss", "mse"), ("--freeze", "w*"), ("--artifacts", tmp_path / "kept"), ("--untie",):
         assert " for an .onnx file; " in fails("train", EXAMPLES / "digits", *word, "--output", tmp_path / "run")
@@ -227,7 +212,7 @@ def test_a_folder_with_a_model_and_a_recipe_is_trained(name, given, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     succeeds("train", EXAMPLES / name, "--epochs", "1")
     whole = ["--loss", "cross-entropy", *given, "--epochs", "1", "--output", "told"]
-    assert cli("train", EXAMPLES / name / "model.onnx", *whole)[0] == 0
+    succeeds("train", EXAMPLES / name / "model.onnx", *whole)
     losses = [json.loads(Path(place, "metrics.json").read_text())["test_loss"] for place in (f"runs/{name}", "told")]
     assert losses[0] == losses[1]
 
@@ -248,8 +233,8 @@ def test_options_count_more_than_the_recipe_beside_a_model(tmp_path, monkeypatch
         status, text = cli("train", folder, "--data", rows, "--epochs", "1", *options)
         assert (status, message is None or message in text) == (int(message is not None), True), text
     (folder / "recipe.toml").write_text('loss = "cross-entropy"')
-    assert cli("train", folder, "--data", rows, "--epochs", "1")[0] == 0
-    assert cli("train", folder, "--data", rows, "--epochs", "2", "--resume", "runs/model/last.checkpoint")[0] == 0
+    succeeds("train", folder, "--data", rows, "--epochs", "1")
+    succeeds("train", folder, "--data", rows, "--epochs", "2", "--resume", "runs/model/last.checkpoint")
 
 
 def test_the_command_to_go_on_has_the_options_of_the_model():
@@ -297,12 +282,12 @@ def test_the_losses_that_inspect_names_fit(last, tmp_path):
     assert (Loss.CrossEntropyLoss in output.losses) == (last == "Identity")
     assert bool(output.hint) == (last in ("Softmax", "Sigmoid", "ReduceMean"))
     for kind in output.losses:
-        assert cli("artifacts", path, "--loss", kind, "-o", tmp_path / "out")[0] == 0
+        succeeds("artifacts", path, "--loss", kind, "-o", tmp_path / "out")
     if last in ("Softmax", "Sigmoid"):
         kind, _, rest = output.hint.partition("it; ")[2].partition(" takes")
         assert "'logits'" in rest
-        assert cli("artifacts", path, "--loss", kind, "--loss-input", "logits", "-o", tmp_path / "out")[0] == 0
-    assert cli("inspect", path)[0] == 0
+        succeeds("artifacts", path, "--loss", kind, "--loss-input", "logits", "-o", tmp_path / "out")
+    succeeds("inspect", path)
 
 
 def test_inspect_of_models_that_are_not_to_be_trained(tmp_path):
@@ -326,22 +311,17 @@ def test_output_is_tried_before_artifacts_are_made(tmp_path, monkeypatch):
     monkeypatch.setattr("opgrad.cli.train.make", lambda *_, **__: pytest.fail("artifacts were made"))
     model, rows = saved(perceptron(), tmp_path), data(tmp_path / "rows.npz", x=(4,))
     (tmp_path / "file").write_text("")
-    status, text = cli("train", model, "--data", rows, "--loss", "mse", "--output", tmp_path / "file" / "deep")
-    assert (status, text.strip()) == (
-        1,
-        f"opgrad: {tmp_path / 'file'} is a file, expected a folder for what is written",
-    )
+    text = fails("train", model, "--data", rows, "--loss", "mse", "--output", tmp_path / "file" / "deep")
+    assert text == f"opgrad: {tmp_path / 'file'} is a file, expected a folder for what is written\n"
 
 
 def test_batch_size_that_the_graphs_do_not_take(tmp_path):
     model = build("g (float[2, 4] x) => (float[2, 3] scores) { scores = MatMul(x, w) }", normal(w=(4, 3)))
     rows = data(tmp_path / "rows.npz", x=(4,))
-    status, text = cli(
-        "train", saved(model, tmp_path), "--data", rows, "--loss", "cross-entropy", "--output", tmp_path / "out"
-    )
+    options = ("--data", rows, "--loss", "cross-entropy", "--output", tmp_path / "out")
     expected = "expected 2, the only one that the graphs take: --batch-size 2, or export the model with axis 0 of 'x'"
-    assert status == 1
-    assert expected in text
+    status, text = cli("train", saved(model, tmp_path), *options)
+    assert (status, expected in text) == (1, True), text
 
 
 @pytest.mark.parametrize("kind", [each for each in Loss if each != Loss.NLLLoss])
