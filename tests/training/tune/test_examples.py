@@ -487,8 +487,6 @@ def test_memory_of_a_template_is_limited(text):
         template("{% set n = 20000000000 %}{{ " + text + " }}").render(CHAT["messages"])
 
 
-
-
 def test_time_of_a_template_is_limited(monkeypatch):
     monkeypatch.setattr("opgrad.tune.tokenizer.SECONDS", 1)
     found = template(
