@@ -1,13 +1,11 @@
 """Operators on single elements on CUDA: rows that lie apart, accuracy, the options that only they have."""
 
-import itertools
-
 import numpy as np
 import pytest
+from element_cases import optional_calls
 from relayouts import relaid, spaced_rows
 from samples import bits, cast, elements, sample
 
-from opgrad.contract import DTYPES, FLOATS
 from opgrad.ops import operators
 
 pytest.importorskip("triton", reason="needs Triton")
@@ -41,10 +39,9 @@ def test_64_bit_positions(op, dtype, rng, monkeypatch):
     forget()
 
 
-@for_kernels(lambda op: "alpha" in op.attributes)
-def test_alpha(op, dtype, rng):
-    for alpha in (0, 1, -0.5, 3.25, 0.1):
-        check(op, sample(op, (3, 33), dtype, rng, alpha=alpha), f"alpha {alpha}")
+def test_options(dtype, rng):
+    for op, arguments, note in optional_calls(dtype, rng):
+        check(op, arguments, note)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -60,28 +57,6 @@ def test_few_units_in_the_last_place(name, dtype):
     # ex2.approx is off by up to 2^-22, four units below a power of two, and is squared where float32 could not hold the
     # result of one; eight roundings of half a unit and more are on the way. NumPy's, in the interpreter, errs by less.
     assert (np.abs(result - exact) / spacing).max() < (16 if ON_GPU or FROM_PTX else 8)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_accumulating_another_dtype(dtype, rng):
-    op = operators()["in_place_accumulator"]
-    for other, overwrite in itertools.product(FLOATS, (False, True)):
-        arguments = sample(op, (5, 33), dtype, rng, overwrite=overwrite)
-        check(op, arguments | {"value": arguments["value"].astype(DTYPES[other])}, f"{other}, {overwrite}")
-
-
-def test_overwriting_takes_the_value_alone(dtype, rng):
-    value, buffer = cast(rng.normal(size=(5, 7)), dtype), cast(np.full((5, 7), np.nan), dtype)
-    (result,) = call(operators()["in_place_accumulator"], {"buffer": buffer, "value": value, "overwrite": True})
-    assert bits(result) == bits(value)
-
-
-def test_scale_factors(dtype, rng):
-    op = operators()["scale"]
-    x = cast(rng.normal(size=(5, 7)), dtype)
-    factors = [np.array(3), np.array([-7], "i4"), np.array(0.7, "f4"), np.array(0.7), cast([1.5], "bfloat16")]
-    for factor, down in itertools.product(factors, (False, True)):
-        check(op, {"x": x, "factor": factor, "scale_down": down}, f"{factor}, {down}")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

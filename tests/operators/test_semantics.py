@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from accuracy import check
+from element_cases import optional_calls
 from samples import bits, call, cast, for_operators, losses_and_gradients, positive_zeros, sample
 
 import opgrad
-from opgrad.contract import DTYPES, FLOATS
+from opgrad.contract import DTYPES
 from opgrad.ops import operators
 
 CLASSES = for_operators(lambda op: op.kind == "classes")
@@ -164,32 +165,6 @@ def test_relu_grad_is_0_at_0_and_nan(dtype):
     assert opgrad.relu_grad(dy, x).tolist() == [0, 0, 0, 2, 0]
 
 
-def test_alpha(dtype, rng):
-    for name in ("quick_gelu", "quick_gelu_grad", "leaky_relu", "leaky_relu_grad"):
-        for alpha in (0, 1, -0.5, 3.25, np.float32(0.1)):
-            op = operators()[name]
-            check(op, sample(op, (5, 33), dtype, rng, alpha=alpha), f"alpha {alpha}")
-
-
-# --- accumulation ----------------------------------------------------------------------------------------------
-
-
-def test_overwrite_takes_the_value_alone(dtype, rng):
-    value = cast(rng.normal(size=(5, 7)), dtype)
-    buffer = cast(np.full((5, 7), np.nan), dtype)
-    assert bits(opgrad.in_place_accumulator(buffer, value, overwrite=True)) == bits(value)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_accumulating_another_dtype(dtype, rng):
-    op = operators()["in_place_accumulator"]
-    for other in FLOATS:
-        arguments = sample(op, (5, 33), dtype, rng)
-        check(op, arguments | {"value": arguments["value"].astype(DTYPES[other])}, f"{other} to {dtype}")
-
-
-def test_scale_factors(dtype, rng):
-    op = operators()["scale"]
-    for factor in [np.array(3), np.array([0.7], "f4")]:
-        for down in (False, True):
-            check(op, {"x": cast(rng.normal(size=(5, 7)), dtype), "factor": factor, "scale_down": down}, str(factor))
+def test_options_of_elements(dtype, rng):
+    for op, arguments, note in optional_calls(dtype, rng):
+        check(op, arguments, note)
