@@ -10,7 +10,7 @@ from samples import bits, call, for_operators, refused, sample
 
 import opgrad
 from opgrad.contract import FLOATS
-from opgrad.ops import operators, tensor_operators
+from opgrad.ops import tensor_operators
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -44,7 +44,8 @@ def layout(request):
 
 def test_tensors_give_the_bits_of_arrays(op, dtype, rng):
     for shape in [(3, 5), (2, 6, 35), (2, 5, 3, 4), (1, 1), (0, 3), (2, 3, 0)]:
-        arguments = sample(op, shape, dtype, rng, axis=1, reduction="none")
+        integer = ("int32", "int64")[len(shape) % 2]
+        arguments = sample(op, shape, dtype, rng, axis=1, reduction="none", integer=integer)
         expected = call(op, arguments)
         for again in range(2):
             results = call(op, on_tensors(arguments))
@@ -69,14 +70,6 @@ def test_layouts(op, layout, rng):
         model = arrays.model_of(op, name)
         like = torch.empty(result.shape) if model is None else torch.empty_like(laid_out[model])
         assert result.stride() == like.stride(), name
-
-
-@pytest.mark.parametrize("integer", ["int32", "int64"])
-def test_integers(integer, rng):
-    for name in ("softmax_cross_entropy_loss_and_grad", "gather", "gather_grad"):
-        op = operators()[name]
-        arguments = sample(op, (5, 7), "float32", rng, integer=integer)
-        assert [bits(array(each)) for each in call(op, on_tensors(arguments))] == [bits(e) for e in call(op, arguments)]
 
 
 def test_shapes_for_gather_grad():
