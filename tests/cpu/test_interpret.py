@@ -12,11 +12,12 @@ TOOLS = Path(__file__).parents[2] / "tools"
 # Small examples of every operator, and shapes that take each layout of softmax.
 FAMILIES = """
 import math
-import numpy as np
-import opgrad
+import sys
+sys.path.insert(0, {support!r})
+from graph_cases import call, check_close
 from opgrad.ops import public_operators
-from opgrad.cli.examples.arguments import arguments, error_in_ulp, options_of, tolerance
-from opgrad.cli.examples import Example, examples, expected, listed, own_examples
+from opgrad.cli.examples.arguments import arguments, options_of
+from opgrad.cli.examples import Example, examples, expected, own_examples
 
 SMALL = 3000
 def small(op, dtype):  # making a large one takes long, too: an operator computes what its gradient is given
@@ -31,15 +32,6 @@ def small(op, dtype):  # making a large one takes long, too: an operator compute
 def size(values):
     return sum(map(size, values)) if isinstance(values, list) else getattr(values, "size", 0)
 
-def check(op, example):
-    got = listed(getattr(opgrad, op.name)(**example.arguments))
-    for found, exact in zip(got, expected(op, example.arguments), strict=True):
-        if found.dtype.kind in "iub":
-            np.testing.assert_array_equal(found, exact)
-        else:
-            error = error_in_ulp(found, exact)
-            assert error <= tolerance(found.dtype.name, example.terms), (op.name, error)
-
 large = []
 for place, op in enumerate(public_operators().values()):
     dtype = ("float32", "float64", "bfloat16")[(place + {first}) % 3]
@@ -47,30 +39,28 @@ for place, op in enumerate(public_operators().values()):
     found = sorted((pair for pair in found if pair[0] < SMALL), key=lambda pair: pair[0])
     large += [] if found else [op.name]
     found = found[: (len(found) + 1) // 2][::-1]  # the middle ones: the largest take a minute
-    check(op, found[{first} % len(found)][1]) if found else None
+    if found:
+        _, each = found[{first} % len(found)]
+        check_close(call(op, each.arguments), expected(op, each.arguments), each.terms)
 assert large == ["sgd_optimizer"], large
 """
 LAYOUTS = """
+import sys
+sys.path.insert(0, {support!r})
 import numpy as np
-import opgrad
+from accuracy import check
 from opgrad import post_ops
+from opgrad.ops import operators
+from primitive_cases import check_forward
+from samples import sample
 
 rng = np.random.default_rng(0)
 shapes = [(2, 300), (40, 7), (64, 16), (3, 50, 37), (1, 5000), (20, 3), (1, 64, 1024), (9, 5, 2)]
 for shape, axis in [*((shape, 1) for shape in shapes), ((9, 4, 2), (1, 2))]:
-    x = rng.standard_normal(shape).astype(np.float32)
-    exact = np.exp(x.astype(np.float64) - x.max(axis, keepdims=True))
-    exact /= exact.sum(axis, keepdims=True)
-    y = opgrad.softmax(x, axis)
-    np.testing.assert_allclose(y, exact, rtol=1e-6)
-    dy = rng.standard_normal(shape).astype(np.float32)
-    dx = exact * (dy - (dy * exact).sum(axis, keepdims=True))
-    np.testing.assert_allclose(opgrad.softmax_grad(dy, y, axis), dx, atol=1e-6)
-    np.testing.assert_allclose(opgrad.log_softmax(x, axis), np.log(exact), rtol=1e-6, atol=1e-6)
-    bias = np.ones(shape[-1], np.float32)
-    given = {"logit_scale": 0.5, "post_ops": [post_ops.add(bias), post_ops.relu()], "where": x > -2}
-    half = np.where(x > -2, np.exp(x.astype(np.float64) / 2), 0)
-    np.testing.assert_allclose(opgrad.softmax(x, axis, **given), half / half.sum(axis, keepdims=True) + 1, rtol=1e-5)
+    for name in ("softmax", "softmax_grad", "log_softmax"):
+        check(operators()[name], sample(operators()[name], shape, "float32", rng, axis=axis))
+    x, chain = rng.standard_normal(shape).astype(np.float32), [post_ops.add(np.ones(shape[-1], "f4")), post_ops.relu()]
+    check_forward("softmax", x, axis, logit_scale=0.5, post_ops=chain, where=x > -2)
 """
 # Attention beyond its examples: keys in parts, blocks of more than one tile, options together.
 ATTENTION = """
@@ -148,6 +138,7 @@ assert seen - {"softmax"}, seen  # a debugger stops inside of kernels
 
 
 def run_interpreted(script):
+    script = script.replace("{support!r}", repr(str(SUPPORT)))
     run_python(f"import sys\nsys.path.insert(0, {str(TOOLS)!r})\nimport interpret\n{script}")
 
 
@@ -158,13 +149,9 @@ def test_every_familys_kernels_agree_with_the_reference(first):
     run_interpreted(FAMILIES.replace("{first}", str(first)))
 
 
-def test_each_layout_of_softmax_is_interpreted():
-    run_interpreted(LAYOUTS)
-
-
-@pytest.mark.parametrize("script", [ATTENTION, LOSSES], ids=["attention", "losses"])
+@pytest.mark.parametrize("script", [LAYOUTS, ATTENTION, LOSSES], ids=["layouts", "attention", "losses"])
 def test_kernels_beyond_examples_are_interpreted(script):
-    run_interpreted(script.replace("{support!r}", repr(str(SUPPORT))))
+    run_interpreted(script)
 
 
 def test_an_access_outside_of_what_was_given_raises_and_a_debugger_sees_the_lines_of_kernels():
