@@ -34,13 +34,18 @@ def turned(x, angles, positions=None, interleaved=False, layout="BHLD"):
     return y.flatten(-2) if is_packed else y if layout == "BLHD" else y.transpose(1, 2)
 
 
-def attention(**options):
+def alike(name, *settings, of, **options):
+    """A layer of the table that has the name and the arguments of PyTorch's: `settings` stand behind the first."""
+
+    def layer(library):
+        return lambda x, *others: getattr(library, name)(x, *settings, *others, **options)
+
+    return layer(ours), layer(functional), of
+
+
+def attention(*mask, **options):
     """A layer of the table, in which two heads of queries share one of keys."""
-
-    def layer(function):
-        return lambda q, k, v, *mask: function(q, k, v, *mask, enable_gqa=True, **options)
-
-    return layer(ours.scaled_dot_product_attention), layer(functional.scaled_dot_product_attention)
+    return alike("scaled_dot_product_attention", of=("q", "k", "v", *mask), enable_gqa=True, **options)
 
 
 def rotary(array, rows, options=None, **more):
@@ -58,48 +63,24 @@ def rotary(array, rows, options=None, **more):
 
 # By name ours, PyTorch's, and the arguments.
 LAYERS = {
-    "gelu": (ours.gelu, functional.gelu, ("x",)),
-    "gelu by tanh": (
-        lambda x: ours.gelu(x, approximate="tanh"),
-        lambda x: functional.gelu(x, approximate="tanh"),
-        ("x",),
-    ),
+    "gelu": alike("gelu", of=("x",)),
+    "gelu by tanh": alike("gelu", of=("x",), approximate="tanh"),
     "swiglu": (ours.swiglu, lambda x, up: SILU(x) * up, ("x", "up")),
     "geglu": (ours.geglu, lambda x, up: functional.gelu(x, approximate="tanh") * up, ("x", "up")),
     "geglu by erf": (lambda x, up: ours.geglu(x, up, "none"), lambda x, up: functional.gelu(x) * up, ("x", "up")),
-    "layer_norm": (
-        lambda x, w, b: ours.layer_norm(x, WIDTH, w, b),
-        lambda x, w, b: functional.layer_norm(x, (WIDTH,), w, b),
-        ("x", "weight", "bias"),
-    ),
-    "layer_norm over two axes": (
-        lambda x: ours.layer_norm(x, (3, WIDTH), eps=1e-3),
-        lambda x: functional.layer_norm(x, (3, WIDTH), eps=1e-3),
-        ("x",),
-    ),
-    "layer_norm without a bias": (
-        lambda x, w: ours.layer_norm(x, (WIDTH,), w),
-        lambda x, w: functional.layer_norm(x, (WIDTH,), w),
-        ("x", "weight"),
-    ),
-    "rms_norm": (
-        lambda x, w: ours.rms_norm(x, WIDTH, w),
-        lambda x, w: functional.rms_norm(x, (WIDTH,), w),
-        ("x", "weight"),
-    ),
-    "rms_norm without a weight": (
-        lambda x: ours.rms_norm(x, (WIDTH,), eps=1e-2),
-        lambda x: functional.rms_norm(x, (WIDTH,), eps=1e-2),
-        ("x",),
-    ),
+    "layer_norm": alike("layer_norm", (WIDTH,), of=("x", "weight", "bias")),
+    "layer_norm over two axes": alike("layer_norm", (3, WIDTH), of=("x",), eps=1e-3),
+    "layer_norm without a bias": alike("layer_norm", (WIDTH,), of=("x", "weight")),
+    "rms_norm": alike("rms_norm", (WIDTH,), of=("x", "weight")),
+    "rms_norm without a weight": alike("rms_norm", (WIDTH,), of=("x",), eps=1e-2),
     "sink_softmax": (
         ours.sink_softmax,
         lambda x, sink: torch.cat([x, sink.view(-1, 1, 1).expand(*x.shape[:-1], 1)], -1).softmax(-1)[..., :-1],
         ("heads", "sink"),
     ),
-    "attention": (*attention(scale=0.3), ("q", "k", "v")),
-    "attention, causal": (*attention(is_causal=True), ("q", "k", "v")),
-    "attention with a mask": (*attention(), ("q", "k", "v", "scores")),
+    "attention": attention(scale=0.3),
+    "attention, causal": attention(is_causal=True),
+    "attention with a mask": attention("scores"),
     "rotary embedding": rotary("heads", (4,)),
     "rotary embedding of neighbours": rotary("heads", (2, 4), {"interleaved": True}),
     "rotary embedding of a part": rotary("tokens", (5,), {"layout": "BLHD"}, rotary_embedding_dim=4),
