@@ -112,9 +112,10 @@ def _sweep(sets: Mapping[str, Sequence[Curve]]) -> Drawing:
         axes = grid[operators.index(curve.operator)][dtypes.index(curve.dtype)]
         colour = f"C{lines.index(name)}"
         where = f", {name}" if name else ""
-        axes.plot(curve.lengths, curve.ours, color=colour, linewidth=1.2, label=f"opgrad{where}")
-        best = [float("nan") if time is None else time for time in curve.best]
-        axes.plot(curve.lengths, best, color=colour, linewidth=0.9, linestyle="--", label=f"best peer{where}")
+        ours = [time for time, _ in curve.times.values()]
+        axes.plot([*curve.times], ours, color=colour, linewidth=1.2, label=f"opgrad{where}")
+        best = [float("nan") if time is None else time for _, time in curve.times.values()]
+        axes.plot([*curve.times], best, color=colour, linewidth=0.9, linestyle="--", label=f"best peer{where}")
         axes.set_title(f"{curve.operator}, {curve.dtype}", fontsize=9)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)

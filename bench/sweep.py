@@ -67,28 +67,25 @@ def _rest(size: int) -> int:
 
 @dataclass(frozen=True)
 class Curve:
-    """Time per element over the length of rows: ours, and the best peer's where there is one, in nanoseconds.
+    """Time per element by the length of rows: ours, and the best peer's where there is one, in nanoseconds.
 
     along: of what lengths are: "rows", "axis 0", or "axis 1, inner 49".
     """
 
     operator: str
     dtype: str
-    lengths: Sequence[int]
-    ours: Sequence[float]
-    best: Sequence[float | None]
-    along: str = ROWS
+    along: str
+    times: Mapping[int, tuple[float, float | None]]
 
     @property
     def ratios(self) -> dict[int, float]:
         """The best peer's time over ours, by the lengths that have a peer."""
-        times = zip(self.lengths, self.ours, self.best, strict=True)
-        return {n: best / ours for n, ours, best in times if best is not None}
+        return {n: best / ours for n, (ours, best) in self.times.items() if best is not None}
 
     @property
     def cliff(self) -> tuple[float, int]:
         """The largest step up from one length to the next, and that length."""
-        steps = [(after / before, n) for (before, after), n in zip(pairwise(self.ours), self.lengths[1:], strict=True)]
+        steps = [(after / before, n) for (_, (before, _)), (n, (after, _)) in pairwise(self.times.items())]
         return max(steps, default=(1.0, 0))
 
 
@@ -98,15 +95,10 @@ def curves(result: Result) -> list[Curve]:
     for cell in figures(result, SWEEP):
         if place := _place(cell):
             along, n = place
-            times, elements = cell.ways[GIVEN], math.prod(map(int, cell.shape.split("x")))
-            best = None if times.peer_seconds is None else times.peer_seconds / elements * 1e9
-            points = found.setdefault((cell.operator, cell.dtype, along), {})
-            points[n] = times.seconds / elements * 1e9, best
-    made = []
-    for (operator, dtype, along), points in found.items():
-        ours, theirs = zip(*(points[n] for n in sorted(points)), strict=True)
-        made.append(Curve(operator, dtype, sorted(points), ours, theirs, along))
-    return made
+            times, each = cell.ways[GIVEN], 1e9 / math.prod(map(int, cell.shape.split("x")))
+            best = None if times.peer_seconds is None else times.peer_seconds * each
+            found.setdefault((cell.operator, cell.dtype, along), {})[n] = times.seconds * each, best
+    return [Curve(*known, dict(sorted(times.items()))) for known, times in found.items()]
 
 
 def is_sweep(result: Result) -> bool:

@@ -227,7 +227,7 @@ def _curve_row(curve: Curve) -> list[str]:
     if ratios:
         worst = min(ratios, key=lambda length: (ratios[length], length))
         best = [f"{statistics.geometric_mean(ratios.values()):.2f}", str(behind), f"{ratios[worst]:.2f}", str(worst)]
-    return [curve.operator, curve.dtype, curve.along, str(len(curve.lengths)), *best, f"{step:.2f}", str(length)]
+    return [curve.operator, curve.dtype, curve.along, str(len(curve.times)), *best, f"{step:.2f}", str(length)]
 
 
 def duration(seconds: float) -> str:

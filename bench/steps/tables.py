@@ -112,7 +112,7 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
 
 def surroundings(result: Mapping[str, Any]) -> str:
     """Machine, threads and versions, also those of the old runtime."""
-    old = next((cell["old_versions"] for cell in result["training"] if "old_versions" in cell), {})
+    old: Mapping[str, str] = next((cell["old_versions"] for cell in result["training"] if "old_versions" in cell), {})
     said = ", ".join(f"{name} {version}" for name, version in old.items())
     return f"{machine_line(result)} Old runtime: {said}." if said else machine_line(result)
 

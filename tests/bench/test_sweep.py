@@ -27,7 +27,7 @@ def test_a_sweep_has_a_curve_for_each_operator(tiny, tmp_path):
     result = measured(ops="softmax,softmax_grad", peers="numpy")
     found = curves(result)
     assert [curve.operator for curve in found] == ["softmax", "softmax_grad"]
-    assert all(list(curve.lengths) == [1, 7, 2000] for curve in found)
+    assert all(list(curve.times) == [1, 7, 2000] for curve in found)
     assert {cell["workload"] for cell in result["cells"]} == {"1024x1", "146x7", "1x2000"}
     save(drawing(result), tmp_path / "sweep.png")
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
@@ -64,7 +64,7 @@ def test_curves_along_other_axes(monkeypatch, tiny, tmp_path):
         monkeypatch.setattr(sweep, name, value)
     monkeypatch.setattr(sweep, "NETWORKS", ((2, 3, 2, 2), (2, 5, 3, 1)))
     result = measured(ops="softmax", peers="numpy", groups="inner,axes,shapes,rows")
-    found = {curve.along: list(curve.lengths) for curve in curves(result)}
+    found = {curve.along: list(curve.times) for curve in curves(result)}
     inner = {"axis 1, inner 3": [2, 5], "axis 1, inner 49": [2, 5]}
     assert found == {**inner, "axis 0": [2, 10], "rows": [1, 7, 2000]}
     assert [cell.workload for cell in sweep.shapes(result)] == ["2x3x2x2, axis 1", "2x5x3x1, axis 1"]
@@ -83,8 +83,8 @@ def test_a_sweep_has_neither_shapes_nor_other_operators():
 
 
 def test_what_a_curve_says():
-    curve = Curve("softmax", "float32", [1, 2, 4], [1.0, 2.0, 1.0], [2.0, 1.0, None])
+    curve = Curve("softmax", "float32", "rows", {1: (1.0, 2.0), 2: (2.0, 1.0), 4: (1.0, None)})
     assert curve.ratios == {1: 2.0, 2: 0.5}
     assert curve.cliff == (2.0, 2)
     assert _curve_row(curve)[-6:] == ["1.00", "1", "0.50", "2", "2.00", "2"]
-    assert _curve_row(Curve("softmax", "float32", [1], [1.0], [None]))[-6:] == ["none", "0", "", "", "1.00", "0"]
+    assert _curve_row(Curve("softmax", "float32", "rows", {1: (1.0, None)}))[-6:] == ["none", "0", "", "", "1.00", "0"]
