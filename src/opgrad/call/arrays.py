@@ -14,6 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -179,24 +180,13 @@ def one_or_tuple(results: tuple[Any, ...]) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-class _Extent:
-    """An array's place and strides for NumPy, which does not look at what lies there."""
-
-    def __init__(self, address: int, spec: Spec):
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, False),
-            "shape": spec.shape,
-            "strides": spec.strides,
-            "typestr": f"<u{spec.dtype.itemsize}",
-        }
-
-
 def extent(address: int, spec: Spec) -> np.ndarray[Any, Any]:
-    """A NumPy array at an address; whose memory it is does not notice, and has to keep it."""
+    """A NumPy array at an address, at which NumPy does not look; whose memory it is does not notice, and keeps it."""
     if 0 in spec.shape:
         return np.empty(spec.shape, spec.dtype)
-    return np.asarray(_Extent(address, spec)).view(spec.dtype)
+    place = {"data": (address, False), "shape": spec.shape, "strides": spec.strides}
+    bits = {"version": 3, "typestr": f"<u{spec.dtype.itemsize}", **place}
+    return np.asarray(SimpleNamespace(__array_interface__=bits)).view(spec.dtype)
 
 
 class ArrayMemory:

@@ -315,9 +315,8 @@ def linear_kl_div(
     Source: torch.nn.functional.kl_div.
     """
     layers = (student_input, student_weight, student_bias), (teacher_input, teacher_weight, teacher_bias)
-    return _of_layers("linear_kl_div", *layers, labels, 0.0, shift, (reduction, ignore_index, temperature, num_items))[
-        0
-    ]
+    options = reduction, ignore_index, temperature, num_items
+    return _of_layers("linear_kl_div", *layers, labels, 0.0, shift, options)[0]
 
 
 def linear_kl_div_and_grad(

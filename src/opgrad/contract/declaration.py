@@ -334,13 +334,13 @@ def operator(
             for tensors in (found["inputs"], found["results"]):
                 tensors |= {name: replace(tensor, role="alone") for name, tensor in tensors.items()}
         inputs = tuple(f"{name}{'?' * (name in found['optional'])}" for name in found["inputs"])
-        nodes = onnx if isinstance(onnx, tuple) else (onnx,)
+        nodes, outputs = onnx if isinstance(onnx, tuple) else (onnx,), tuple(results)
         op = Operator(
             formula=formula or _formula(function),
             kind=kind,
             support=support,
             forward=forward,
-            onnx=tuple(_completed(node, inputs, tuple(results)) for node in nodes),
+            onnx=tuple(replace(node, inputs=node.inputs or inputs, outputs=node.outputs or outputs) for node in nodes),
             in_place=in_place or {},
             general=general,
             instead=instead or {},
@@ -352,10 +352,6 @@ def operator(
         return function
 
     return declare
-
-
-def _completed(node: OnnxName, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> OnnxName:
-    return replace(node, inputs=node.inputs or inputs, outputs=node.outputs or outputs)
 
 
 def _documented(op: Operator) -> str:

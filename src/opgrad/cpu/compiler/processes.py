@@ -88,8 +88,8 @@ Progress = Callable[[int, int], None]  # progress(kernels compiled, kernels in a
 class Compilers:
     """The processes, each with a thread that hands it one request after the other.
 
-    count: how many. patience: see PATIENCE. environment: variables that they get besides those of this process. Raises
-    OSError if the system refuses to start them.
+    count: how many. alive: how many take requests. patience: see PATIENCE. environment: variables that they get besides
+    those of this process. Raises OSError if the system refuses to start them.
     """
 
     def __init__(self, count: int, patience: float = PATIENCE, environment: Mapping[str, str] = MappingProxyType({})):
@@ -104,14 +104,9 @@ class Compilers:
         except BaseException:
             self.close()
             raise
-        self._alive = count
+        self.alive = count
         for process in self._processes:
             threading.Thread(target=self._serve, args=(process,), daemon=True).start()
-
-    @property
-    def usable(self) -> bool:
-        """Whether at least one process takes requests."""
-        return self._alive > 0
 
     def add(self, requests: Iterable[Request], first: bool = False) -> list[str]:
         """Queue the requests that are new, before others if `first`. Returns the names of their objects."""
@@ -170,14 +165,14 @@ class Compilers:
         except (Empty, OSError, ValueError):  # there was none, it has died, or its pipes were closed
             pass
         finally:
-            self._alive -= 1
+            self.alive -= 1
             self._give_up_unless_alive()
             _end(process)
 
     def _give_up_unless_alive(self) -> None:
         """If no process is left, end all waiting for the requests that are left."""
         with suppress(Empty):
-            while not self._alive:
+            while not self.alive:
                 _, _, (name, _) = self._todo.get_nowait()
                 self._answers[name].set_result(_ended(name))
 
@@ -218,7 +213,7 @@ def compilers() -> Compilers | None:
     """The compiling processes, started if there are none; None if they cannot be used."""
     global _running
     with settling:  # no fork may happen here: the child would keep the input of the processes open
-        if _running is None or not _running.usable:
+        if _running is None or not _running.alive:
             _running, wanted = None, count()
             with suppress(OSError):
                 _running = Compilers(wanted) if wanted else None

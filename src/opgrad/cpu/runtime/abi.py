@@ -83,28 +83,20 @@ T_PYSSIZET, READONLY, TP_MEMBERS = 19, 1, 72
 DEFAULT, HAVE_VECTORCALL = 1 << 18, 1 << 11
 
 
-class _Member(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("type", ctypes.c_int),
-        ("offset", ctypes.c_ssize_t),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    ]
+def c_structure(**fields: Any) -> Any:
+    """A class of C structures with fields of these names and types."""
+    return type("CStructure", (ctypes.Structure,), {"_fields_": [*fields.items()]})
 
 
-class _Slot(ctypes.Structure):
-    _fields_ = [("slot", ctypes.c_int), ("value", ctypes.c_void_p)]
-
-
-class _Spec(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("basicsize", ctypes.c_int),
-        ("itemsize", ctypes.c_int),
-        ("flags", ctypes.c_uint),
-        ("slots", ctypes.POINTER(_Slot)),
-    ]
+# PyMemberDef, PyType_Slot and PyType_Spec.
+_Member = c_structure(
+    name=ctypes.c_char_p, type=ctypes.c_int, offset=ctypes.c_ssize_t, flags=ctypes.c_int, doc=ctypes.c_char_p
+)
+_Slot = c_structure(slot=ctypes.c_int, value=ctypes.c_void_p)
+_Spec = c_structure(
+    name=ctypes.c_char_p, basicsize=ctypes.c_int, itemsize=ctypes.c_int, flags=ctypes.c_uint,
+    slots=ctypes.POINTER(_Slot),
+)  # fmt: skip
 
 
 F = TypeVar("F", bound=Function)

@@ -357,12 +357,6 @@ def held() -> int:
     return 0 if _pool is None else _pool.held
 
 
-def empty_kept() -> None:
-    """Give all memory that is kept back to the system."""
-    if _pool is not None:
-        drop.call(table())
-
-
 def _settle_after_fork() -> None:
     """In a forked child, empty the slots that the parent's threads owned at the fork, and count the kept bytes anew."""
     if _pool is None:
@@ -424,18 +418,11 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 )
 
 
-class _Handler(ctypes.Structure):
-    """PyDataMem_Handler with its PyDataMemAllocator."""
-
-    _fields_ = (
-        ("name", ctypes.c_char * NAME_BYTES),
-        ("version", ctypes.c_uint8),
-        ("context", ctypes.c_void_p),
-        ("malloc", ctypes.c_void_p),
-        ("calloc", ctypes.c_void_p),
-        ("realloc", ctypes.c_void_p),
-        ("free", ctypes.c_void_p),
-    )
+# PyDataMem_Handler with its PyDataMemAllocator.
+_Handler = abi.c_structure(
+    name=ctypes.c_char * NAME_BYTES, version=ctypes.c_uint8,
+    **dict.fromkeys(("context", "malloc", "calloc", "realloc", "free"), ctypes.c_void_p),
+)  # fmt: skip
 
 
 @cache
@@ -481,6 +468,7 @@ def empty_pool() -> None:
     Arrays that are in use stay as they are. Their memory is kept again when they are released; OPGRAD_POOL_BYTES=0 in
     the environment keeps none.
     """
-    empty_kept()
+    if _pool is not None:
+        drop.call(table())
     for empty in EMPTIED:
         empty()
