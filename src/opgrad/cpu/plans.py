@@ -120,7 +120,8 @@ def _new_plan(problem: Problem) -> Plan:
         code = plan_words(program, *overlap_words(problem))
     except LackingError as error:
         raise LackingError(f"{operator.name}: {error}") from None
-    implementation = program.name or " + ".join(dict.fromkeys(step.kernel.__name__ for step in program.steps))
+    kernels = dict.fromkeys(step.kernel.__name__ for step in program.steps)
+    implementation = program.name or " + ".join(kernels) or "nothing to do"
     parts = max((step.parts for step in program.steps), default=1)
     explain = program.explain or _unexplained
     return Plan(problem, words(code), program.scratch_bytes, explain, implementation, parts, program.tables)

@@ -208,14 +208,14 @@ def reducing(
     return [*launches, Launch(reduce_losses, (1,), arguments, WARPS)]
 
 
-def checked(problem: Problem, operator: str, launches: Sequence[Launch], space: Space, regime: str) -> Program:
+def checked(problem: Problem, launches: Sequence[Launch], space: Space, regime: str) -> Program:
     """The program of launches, with the checks of the labels."""
     ignore, samples = problem.attributes["ignore_index"], problem.outer * problem.inner
     checking = checks(problem["labels"], samples, 0, problem.n, ignore)
-    return Program(launches, space.size, regime, checking, wrong_label(problem, operator))
+    return Program(launches, space.size, regime, checking, wrong_label(problem))
 
 
-def with_loss(problem: Problem, operator: str, result: Any, second: str = "") -> Program:
+def with_loss(problem: Problem, result: Any, second: str = "") -> Program:
     """The program of the operators that read logits; `second` is the result beside the loss, of elements `result`."""
     other = problem[second] if second else None
     operands = [problem["logits"]] + ([other] if other else [])
@@ -235,16 +235,12 @@ def with_loss(problem: Problem, operator: str, result: Any, second: str = "") ->
         launches += row_launches(loss_rows, problem, regime, given, ("maxima", "sums"), space)
     if given["REDUCTION"] != "none":
         launches += reducing(problem, given, losses, total, space)
-    return checked(problem, operator, launches, space, name)
+    return checked(problem, launches, space, name)
 
 
-softmax_cross_entropy_loss = partial(
-    with_loss, operator="softmax_cross_entropy_loss", result=log_prob, second="log_prob"
-)
-softmax_cross_entropy_loss_only = partial(with_loss, operator="softmax_cross_entropy_loss_only", result=log_prob)
-softmax_cross_entropy_loss_and_grad = partial(
-    with_loss, operator="softmax_cross_entropy_loss_and_grad", result=loss_gradient, second="dlogits"
-)
+softmax_cross_entropy_loss = partial(with_loss, result=log_prob, second="log_prob")
+softmax_cross_entropy_loss_only = partial(with_loss, result=log_prob)
+softmax_cross_entropy_loss_and_grad = partial(with_loss, result=loss_gradient, second="dlogits")
 
 # --- the gradient from log_prob ------------------------------------------------------------------------------------
 
@@ -288,7 +284,7 @@ def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
         given |= frame(problem, regime, operands) | {"total": total, "dy": problem["dy"]}
         given |= strides(x=problem["log_prob"], bias=problem["bias"], dx=problem["dlogits"])
         launches.append(point_launch(loss_grad, problem, regime, given))
-    return checked(problem, "softmax_cross_entropy_loss_grad", launches, space, regime.name)
+    return checked(problem, launches, space, regime.name)
 
 
 # --- all options -----------------------------------------------------------------------------------------------------
@@ -466,7 +462,7 @@ def sample_options(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _program(problem: Problem, operator: str, with_gradient: bool = False) -> Program:
+def sample_losses(problem: Problem, with_gradient: bool = False) -> Program:
     gradient = problem["dlogits"] if with_gradient else None
     q, samples, space = problem["probabilities"], problem.outer * problem.inner, Space(STATUS)
     operands = [each for each in (problem["logits"], gradient, q) if each is not None]
@@ -483,11 +479,10 @@ def _program(problem: Problem, operator: str, with_gradient: bool = False) -> Pr
         )
         given |= frame(problem, regime, operands) | strides(x=problem["logits"], y=gradient, q=q)
         launches.append(Launch(losses, (tiles(problem, regime),), given, regime.warps))
-    return checked(problem, operator, launches, space, name)
+    return checked(problem, launches, space, name)
 
 
-sample_losses = partial(_program, operator="sample_losses")
-sample_losses_and_grad = partial(_program, operator="sample_losses_and_grad", with_gradient=True)
+sample_losses_and_grad = partial(sample_losses, with_gradient=True)
 
 # --- a shard of the classes: the statistics in one loop whatever the length of rows ----------------------------------
 

@@ -482,7 +482,7 @@ def gather(problem: Problem) -> Program:
         arguments |= {"pre": pre, "size": size, "count": count, "NAN": QUIET_NAN[x.dtype]}
         launches.append(tiles.launch(copy_slices, arguments | known, item))
         regime = "parts of slices" if tiles.blocks > 1 else "whole slices"
-    return Program(launches, space.size, regime, checking, wrong_index(problem, "gather", size))
+    return Program(launches, space.size, regime, checking, wrong_index(problem, size))
 
 
 def _checks(problem: Problem, count: int, size: int) -> list[Launch]:
@@ -556,7 +556,7 @@ def sum_slices(
 def gather_grad(problem: Problem) -> Program:
     sizes = pre, size, count, post = sizes_of(problem, problem.attributes["shape"])
     dy, dx, indices, checking = problem["dy"], problem["dx"], problem["indices"], _checks(problem, count, size)
-    space, explain = Space(STATUS if checking else 0), wrong_index(problem, "gather_grad", size)
+    space, explain = Space(STATUS if checking else 0), wrong_index(problem, size)
     if not pre * size * post:
         return Program([], space.size, "", checking, explain)
     item = DTYPES[dx.dtype].itemsize

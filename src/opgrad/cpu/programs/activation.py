@@ -33,7 +33,7 @@ def _behind_bias(problem: Problem, kernel: Kernel) -> Program:
     blocks, unit_bytes = ceil_div(n, BLOCK), 3 * spec.dtype.itemsize * min(n, BLOCK)
     dy, x, bias, y = (Rows(problem[name], 0 if name == "bias" else n) for name in ("dy", "x", "bias", "dx"))
     steps.add(kernel, rows * blocks, unit_bytes, blocks=blocks, n=n, inputs=(dy, x, bias), y=y, alpha=0.0)
-    return steps.program()
+    return steps
 
 
 bias_gelu_grad_dx = partial(_behind_bias, kernel=kernels.BIAS_GELU_GRAD)
@@ -47,4 +47,4 @@ def gated_linear_unit(problem: Problem) -> Program:
 def gated_linear_unit_grad(problem: Problem) -> Program:
     steps, n = ProgramSteps(problem), math.prod(problem.specs["dy"].shape)
     steps.add(kernels.GATED_GRADIENTS[problem.attributes["activation"]], ceil_div(n, kernels.GATED_BLOCK), n=n)
-    return steps.program()
+    return steps

@@ -20,7 +20,7 @@ def reduce_sum_training(problem: Problem) -> Program:
     steps, shape, of = ProgramSteps(problem), problem.specs["x"].shape, problem.attributes
     summed = reduced_axes(shape, of["axes"], of["noop_with_empty_axes"])
     add_sums(steps, grouped(shape, summed), problem["x"], problem["y"])
-    return steps.program()
+    return steps
 
 
 def div_grad(problem: Problem) -> Program:
@@ -38,7 +38,7 @@ def div_grad(problem: Problem) -> Program:
     for summed, terms, result in ((a_summed, full_a, "da"), (b_summed, full_b, "db")):
         if summed:
             add_sums(steps, grouped(shape, summed), terms, problem[result])
-    return steps.program()
+    return steps
 
 
 def broadcast_gradient_args(problem: Problem) -> Program:
@@ -46,7 +46,7 @@ def broadcast_gradient_args(problem: Problem) -> Program:
     for name, axes in zip(("a_axes", "b_axes"), found, strict=True):
         if axes:
             steps.add_parts(kernels.copy_words, source=steps.tables.add(axes), count=len(axes), target=problem[name])
-    return steps.program()
+    return steps
 
 
 zero_gradient = elementwise_operator(kernels.zero_gradient, "y", "x")

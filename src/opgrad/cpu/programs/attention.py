@@ -10,7 +10,7 @@ import numpy as np
 
 from opgrad.contract import Shape, Spec
 from opgrad.contract.arrangement import contiguous
-from opgrad.contract.signature import Problem, wrong_index
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.kernels import gemm
 from opgrad.cpu.kernels.attention import backward as backward_kernels
@@ -36,10 +36,9 @@ FAR: Final = 1 << 40  # keys on a side of a query, where they are not limited
 class AttentionSteps(ProductSteps):
     """What the steps of both programs are given, made of a problem."""
 
-    def __init__(self, problem: Problem, operator: str):
+    def __init__(self, problem: Problem):
         super().__init__(problem)
-        self.operator = operator
-        self.shapes = problem.shapes
+        self.name, self.explain, self.shapes = problem.operator.name, self.wrong_span, problem.shapes
         self.sizes = attending.sizes(self.shapes, problem.attributes)
         self.group = max(self.sizes.heads // max(self.sizes.kv_heads, 1), 1)
         self.is_packed = "cu_seqlens_q" in self.shapes
@@ -131,7 +130,7 @@ class AttentionSteps(ProductSteps):
             self.add_parts(forward.spans_of_lengths, **arguments, batch=batch, lengths=lengths)
         return spans
 
-    def explain(self, position: int, value: int) -> Exception:
+    def wrong_span(self, position: int, value: int) -> Exception:
         """The error for a wrong length or start."""
         if not self.is_packed:
             return self._wrong("key_lengths", position, value, self.sizes.keys)
@@ -143,7 +142,7 @@ class AttentionSteps(ProductSteps):
 
     def _wrong(self, name: str, position: int, value: int, largest: int, rising: bool = False) -> Exception:
         expected = f"0 to {largest}" + (", rising" if rising else "")
-        return ValueError(f"{self.operator}: {name}[{position}] is {value}, expected {expected}")
+        return ValueError(f"{self.problem.operator.name}: {name}[{position}] is {value}, expected {expected}")
 
     # --- working memory ---------------------------------------------------------------------------------------------
 
@@ -182,7 +181,7 @@ class AttentionGradientSteps(AttentionSteps):
     """Puts the steps of the gradient together."""
 
     def __init__(self, problem: Problem):
-        super().__init__(problem, "attention_grad")
+        super().__init__(problem)
         s = self.sizes
         self.block_keys = KEYS_BACK if max(s.size, s.v_size) <= SMALL_HEAD else KEYS_BACK // 2
         self.block_queries = self.block_keys
@@ -280,7 +279,7 @@ class AttentionGradientSteps(AttentionSteps):
 def sink_softmax(problem: Problem) -> Program:
     steps, (batches, heads, length, n) = ProgramSteps(problem), problem.specs["x"].shape
     steps.add(soften, batches * heads * length, heads=heads, length=length, n=n)
-    return steps.program()
+    return steps
 
 
 def sink_softmax_grad(problem: Problem) -> Program:
@@ -289,16 +288,15 @@ def sink_softmax_grad(problem: Problem) -> Program:
     parts = steps.workspace.shared(max(rows, 1))
     steps.add(soften_back, rows, **sizes, n=n, parts=parts)
     steps.add_parts(sum_parts, heads, **sizes, batches=batches, parts=parts)
-    return steps.program()
+    return steps
 
 
-def _turning(problem: Problem, operator: str, source: str, target: str, sign: float) -> Program:
-    steps, sizes = ProgramSteps(problem), rotation(operator, problem.shapes, dict(problem.attributes))
-    cos, positions, explain = problem.shapes["cos_cache"], problem["position_ids"], None
+def _turning(problem: Problem, source: str, target: str, sign: float) -> Program:
+    steps, sizes = ProgramSteps(problem), rotation(problem.operator.name, problem.shapes, dict(problem.attributes))
+    cos, positions = problem.shapes["cos_cache"], problem["position_ids"]
     count = cos[0] if positions else 0
     if positions:
         check_indices(steps, count, "position_ids")
-        explain = wrong_index(problem, operator, count, "position_ids")
     rows = sizes.batch * sizes.heads * sizes.tokens
     if rows * sizes.size:
         heads = {"tokens": sizes.tokens, "heads": sizes.heads, "tokens_inside": sizes.heads_first}
@@ -307,11 +305,11 @@ def _turning(problem: Problem, operator: str, source: str, target: str, sign: fl
         tables = {"cos": problem["cos_cache"], "sin": problem["sin_cache"], "positions": positions}
         given = {"x": problem[source], "y": problem[target], **tables}
         steps.add(turn, rows, **heads, batch_step=batch_step, sign=sign, **given)
-    return steps.program(explain=explain)
+    return steps
 
 
-rotary_embedding = partial(_turning, operator="rotary_embedding", source="x", target="y", sign=1.0)
-rotary_embedding_grad = partial(_turning, operator="rotary_embedding_grad", source="dy", target="dx", sign=-1.0)
+rotary_embedding = partial(_turning, source="x", target="y", sign=1.0)
+rotary_embedding_grad = partial(_turning, source="dy", target="dx", sign=-1.0)
 
 ORDER: Final = (0, 1, 2)
 ROWS: Final = 192  # of a tile of attention's scores
@@ -341,7 +339,7 @@ def _as_rows(problem: Problem, shape: Shape, repeated: Mapping[str, int], **attr
 def bias_softmax(problem: Problem) -> Program:
     rows, n = row_sizes(problem, "x")
     if not rows * n:
-        return Program(())
+        return Program()
     count = math.prod(problem.specs["bias"].shape) // n
     inner = problem.attributes["is_inner_broadcast"]
     shape = (count, rows // count, n) if inner else (rows // count, count, n)
@@ -352,7 +350,7 @@ def softmax_dropout_grad(problem: Problem) -> Program:
     """Dropout's mask is that of the gradient's elements, whose scale is that of the result."""
     rows, n = row_sizes(problem, "dy")
     if not rows * n:
-        return Program(())
+        return Program()
     by_rows = _as_rows(problem, (1, rows, n), {}, result_scale=kept_scale(problem.attributes["ratio"]))
     names = {"dy": "dy", "y": "y", "mask": "where", "dx": "dx"}
     specs = {to: by_rows.specs[name] for name, to in names.items()}
@@ -361,10 +359,10 @@ def softmax_dropout_grad(problem: Problem) -> Program:
 
 
 def attention(problem: Problem) -> Program:
-    b = AttentionSteps(problem, "attention")
+    b = AttentionSteps(problem)
     s = b.sizes
     if not s.batch * s.heads * s.queries:
-        return b.program("attention", b.explain)
+        return b
     sizes = b.with_block(ROWS)
     rows, arguments = sizes.block * b.group, b.summing(sizes)
     arguments["results"] = forward.ForwardResults(b.heads("y"), b.rows("lse"), int(b.given("y")), int(b.given("lse")))
@@ -376,9 +374,10 @@ def attention(problem: Problem) -> Program:
         arguments |= {"parts": sizes_, "sums": forward.PartSums(y, pitch, top, total)}
         b.add_parts(forward.attend_parts, units * parts, **arguments)
         b.add_parts(forward.join_parts, units, **arguments)
-        return b.program("attention_parts", b.explain)
+        b.name = "attention_parts"
+        return b
     b.add_parts(forward.attend, units, **arguments, sums=b.sums(sizes))
-    return b.program("attention", b.explain)
+    return b
 
 
 def attention_grad(problem: Problem) -> Program:
@@ -392,4 +391,4 @@ def attention_grad(problem: Problem) -> Program:
         b.masks()
     if b.wanted:
         b.add_waves()
-    return b.program("attention_grad", b.explain)
+    return b

@@ -5,16 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from opgrad.contract import DTYPES
-from opgrad.contract.signature import Explain, Problem
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel, vector_lanes
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels.loops.map import BLOCK, fill_zeros
 from opgrad.cpu.programs.layout import Loops, precision
-from opgrad.cpu.runtime.plan import Program, Step, Tables, Workspace, ceil_div, round_up, shared_out, streams
+from opgrad.cpu.runtime.plan import Program, Step, ceil_div, round_up, shared_out, streams
 
 
-class ProgramSteps:
-    """The steps of a program for a problem, as far as they have been added, their working memory and their tables.
+class ProgramSteps(Program):
+    """The program of a problem, whose steps are added one after the other.
 
     A kernel's parameter that is not among a step's arguments is the operand of its name, or else the attribute of its
     name; `stream` says by default whether the call's arrays exceed the cache. A step without units is left out.
@@ -24,9 +24,9 @@ class ProgramSteps:
 
     def __init__(self, problem: Problem, computed_in: str = ""):
         """computed_in: the dtype of the computation; by default that of all operands together."""
-        self.problem, self.workspace, self.tables = problem, Workspace(computed_in or precision(problem)), Tables()
-        self.item, self.lanes = DTYPES[self.workspace.precision].itemsize, vector_lanes(self.workspace.precision)
-        self.steps: list[Step] = []
+        super().__init__(precision=computed_in or precision(problem))
+        self.problem, self.lanes = problem, vector_lanes(self.workspace.precision)
+        self.item = DTYPES[self.workspace.precision].itemsize
 
     def add(self, kernel: Kernel, units: int, unit_bytes: float | None = None, /, **arguments: Any) -> None:
         """Add a step whose parts are large enough to be handed to threads.
@@ -65,10 +65,6 @@ class ProgramSteps:
         n, item = math.prod(spec.shape), spec.dtype.itemsize
         self.add(fill_zeros, n, item, y=self.problem[name], stream=streams(n * item))
 
-    def program(self, name: str = "", explain: Explain | None = None) -> Program:
-        workspace = self.workspace if self.steps and self.workspace.is_used else None
-        return Program(self.steps, workspace, explain, name=name, tables=self.tables)
-
     def given(self, name: str) -> bool:
         """Whether an operand is given or, of a result, wanted."""
         return self.problem.operands.get(name) is not None
@@ -94,7 +90,7 @@ def elementwise_program(problem: Problem, kernel: Kernel, result: str, *inputs: 
     steps, blocks, given = ProgramSteps(problem), ceil_div(problem.n, BLOCK), [as_rows(problem, x) for x in inputs]
     y = as_rows(problem, result)
     steps.add(kernel, problem.outer * blocks, blocks=blocks, n=problem.n, inputs=given, y=y, alpha=alpha)
-    return steps.program()
+    return steps
 
 
 def as_rows(problem: Problem, name: str) -> Rows:

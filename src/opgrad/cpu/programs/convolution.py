@@ -108,7 +108,6 @@ class GradientSteps(ProgramSteps):
     filters, channels: of a group. grid: the numbers of an image in a signal.
     """
 
-    name = ""
     images_at_once: int
 
     def __init__(self, problem: Problem, layout: SignalLayout, wanted: Sequence[str]):
@@ -126,7 +125,7 @@ class GradientSteps(ProgramSteps):
         for name, sums in self.sums.items():
             n = math.prod(self.problem.specs[name].shape)
             self.add(convolution.copy_sums, n, 2 * self.item, sums=sums, y=self.problem[name])
-        return self.program(self.name)
+        return self
 
     def chunk(self, images: Images) -> None:
         """The steps for some images."""
@@ -471,4 +470,4 @@ def _empty(problem: Problem, wanted: Sequence[str]) -> Program:
         else:
             others = frozenset(range(len(shape))) - {1}
             add_sums(steps, grouped(shape, others), problem["dy"], problem["db"])
-    return steps.program()
+    return steps

@@ -37,6 +37,7 @@ def add_labels(steps: ProgramSteps, by_sample: bool = False) -> tuple[Scratch, S
     given |= {"weight": weight, "is_weighted": weight is not None, "by_sample": by_sample}
     steps.add_parts(loss.read_labels, samples, LABELS_PER_PART, count=problem.n, found=found, **given)
     steps.add_parts(loss.sum_labels, parts=parts, found=found, status=Scratch())
+    steps.explain = wrong_label(problem)
     return classes, weights
 
 
@@ -64,7 +65,7 @@ LOSS_ONLY = Loss(
 GRAD = {"rows": loss.grad_rows, "columns": loss.grad_columns}
 
 
-def loss_program(problem: Problem, operator: str, kind: Loss, by_sample: bool = False) -> Program:
+def loss_program(problem: Problem, kind: Loss, by_sample: bool = False) -> Program:
     steps = ProgramSteps(problem)
     samples = loss.Samples(*add_labels(steps, by_sample), problem["loss"])
     layout = layout_of(problem, kind.kernels, kind.limits)
@@ -75,7 +76,7 @@ def loss_program(problem: Problem, operator: str, kind: Loss, by_sample: bool = 
         memory = _private(steps.workspace, loops, layout, kind is FUSED)
         steps.add_loops(loops, kernel, samples=samples, reduction=reduction, **memory)
     steps.add_parts(loss.add_losses, parts=parts, reduction=reduction)
-    return steps.program(explain=wrong_label(problem, operator))
+    return steps
 
 
 def reduction_of(problem: Problem, sums: Scratch | None = None) -> loss.LossReduction:
@@ -93,16 +94,16 @@ def _private(workspace: Workspace, loops: Loops, layout: str, fused: bool) -> di
     return {"buffer": workspace.private(width + more), "options": loss.Caching(keep, loops.arguments["stream"])}
 
 
-softmax_cross_entropy_loss = partial(loss_program, operator="softmax_cross_entropy_loss", kind=LOSS)
-softmax_cross_entropy_loss_only = partial(loss_program, operator="softmax_cross_entropy_loss_only", kind=LOSS_ONLY)
-softmax_cross_entropy_loss_and_grad = partial(loss_program, operator="softmax_cross_entropy_loss_and_grad", kind=FUSED)
+softmax_cross_entropy_loss = partial(loss_program, kind=LOSS)
+softmax_cross_entropy_loss_only = partial(loss_program, kind=LOSS_ONLY)
+softmax_cross_entropy_loss_and_grad = partial(loss_program, kind=FUSED)
 
 
 def softmax_cross_entropy_loss_grad(problem: Problem) -> Program:
-    return gradient(problem, "softmax_cross_entropy_loss_grad", problem["bias"])
+    return gradient(problem, problem["bias"])
 
 
-def gradient(problem: Problem, operator: str, bias: Operand | None = None, by_sample: bool = False) -> Program:
+def gradient(problem: Problem, bias: Operand | None = None, by_sample: bool = False) -> Program:
     """The gradient from log_prob, with `bias` added."""
     steps = ProgramSteps(problem)
     samples = loss.Samples(*add_labels(steps, by_sample), problem["dy"])
@@ -111,7 +112,7 @@ def gradient(problem: Problem, operator: str, bias: Operand | None = None, by_sa
     if problem.outer * problem.n * problem.inner:
         more = {"biased": bias is not None, "samples": samples, "reduction": reduction_of(problem)}
         steps.add_loops(loops_of(problem, layout, **operands), GRAD[layout], **more)
-    return steps.program(explain=wrong_label(problem, operator))
+    return steps
 
 
 # --- all options: what each row gives, and the gradient of that, in one pass over the logits -------------------------
@@ -151,7 +152,7 @@ def _add_upstream(steps: ProgramSteps) -> options.Upstream:
     return options.Upstream(**{**defaults, **given})
 
 
-def _program(problem: Problem, operator: str, with_gradient: bool) -> Program:
+def sample_losses(problem: Problem, with_gradient: bool = False) -> Program:
     steps = ProgramSteps(problem)
     samples = loss.Samples(*add_labels(steps), problem["loss"])
     kind, target = _add_targets(steps)
@@ -168,11 +169,10 @@ def _program(problem: Problem, operator: str, with_gradient: bool) -> Program:
         arguments["reduction"] = loss.LossReduction(True, False, 1.0, Scratch(), sums)
         arguments["options"] = options.SampleOptions(scaling_of(problem), target, results, upstream)
         steps.add_loops(loops, by_layout[layout], **arguments)
-    return steps.program(explain=wrong_label(problem, operator))
+    return steps
 
 
-sample_losses = partial(_program, operator="sample_losses", with_gradient=False)
-sample_losses_and_grad = partial(_program, operator="sample_losses_and_grad", with_gradient=True)
+sample_losses_and_grad = partial(sample_losses, with_gradient=True)
 
 # --- a shard of the classes ------------------------------------------------------------------------------------------
 
@@ -191,11 +191,11 @@ def cross_entropy_shard(problem: Problem) -> Program:
     unit_bytes = n * problem.specs["logits"].dtype.itemsize
     found = problem["statistics"]
     steps.add(options.STATISTICS[kind], samples, unit_bytes, found=found, buffer=buffer, **_arguments(problem))
-    return steps.program()
+    return steps
 
 
 def cross_entropy_shard_grad(problem: Problem) -> Program:
     steps, (samples, n) = ProgramSteps(problem), problem.specs["logits"].shape
     kernel = options.GRADIENT["capped" if problem.attributes["softcap"] else "divided"]
     steps.add(kernel, samples if n else 0, **_arguments(problem))
-    return steps.program()
+    return steps

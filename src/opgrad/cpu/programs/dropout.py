@@ -17,7 +17,7 @@ def dropout(problem: Problem) -> Program:
         steps.add(drop, units, unit_bytes, n=n, threshold=keep_threshold(ratio), scale=kept_scale(ratio))
     else:
         steps.add(keep_all, units, unit_bytes, n=n)
-    return steps.program()
+    return steps
 
 
 def dropout_grad(problem: Problem) -> Program:

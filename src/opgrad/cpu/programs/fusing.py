@@ -118,7 +118,7 @@ def program(operator: str, problem: Problem) -> Program:
     """The program of a call of softmax, log_softmax or one of their gradients with attributes."""
     # A row without elements still has a log-sum-exp, which is -inf.
     if not problem.outer * problem.inner or not (problem.n or "stats" in problem.specs):
-        return Program((), name="nothing to do")
+        return Program()
     return _FusedSteps(operator, problem).all_steps()
 
 
@@ -284,7 +284,8 @@ class _FusedSteps(ProgramSteps):
         self.add_kernels(form, is_packed, sources=tuple(given), numbers=tuple(numbers))
         for each in self.after:
             self.copy(*each)
-        return self.program(f"fused, {self.layout}, {self.workspace.precision}")
+        self.name = f"fused, {self.layout}, {self.workspace.precision}"
+        return self
 
     def add_kernels(self, form: forms.Form | forms.GradientForm, is_packed: bool, **arguments: Any) -> None:
         """Add the kernels' steps. is_packed: whether the rows of all arrays but the results lie without gaps."""

@@ -76,6 +76,7 @@ def check_indices(steps: ProgramSteps, size: int, name: str = "indices") -> None
     indices = steps.problem[name]
     count = math.prod(steps.problem.specs[name].shape)
     check(steps, kernels.check_indices, count, INDICES_PER_PART, size=size, indices=indices)
+    steps.explain = wrong_index(steps.problem, size, name)
 
 
 def gather(problem: Problem) -> Program:
@@ -83,7 +84,7 @@ def gather(problem: Problem) -> Program:
     pre, size, post = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     check_indices(steps, size)
     copy_slices(steps, pre, kernels.Slices(math.prod(problem.specs["indices"].shape), size, post))
-    return steps.program(explain=wrong_index(problem, "gather", size))
+    return steps
 
 
 def copy_slices(steps: ProgramSteps, pre: int, slices: kernels.Slices) -> None:
@@ -115,16 +116,16 @@ def gather_grad(problem: Problem) -> Program:
     count = math.prod(problem.specs["indices"].shape)
     check_indices(steps, size)
     if pre * size * post:
-        check_count("gather_grad", count)
+        check_count(problem, count)
         sum_slices(steps, pre, kernels.Slices(count, size, post))
-    return steps.program(explain=wrong_index(problem, "gather_grad", size))
+    return steps
 
 
-def check_count(operator: str, count: int) -> None:
+def check_count(problem: Problem, count: int) -> None:
     """Raise NotImplementedError if there are more slices than can be sorted."""
-    most = kernels.MOST_SORTED
-    if count > most:
-        raise NotImplementedError(f"{operator}: indices name {count} slices, expected at most {most} on the CPU")
+    if count > (most := kernels.MOST_SORTED):
+        wrong = f"indices name {count} slices, expected at most {most} on the CPU"
+        raise NotImplementedError(f"{problem.operator.name}: {wrong}")
 
 
 def sum_slices(steps: ProgramSteps, pre: int, slices: kernels.Slices) -> None:
@@ -171,41 +172,37 @@ FEW = 4  # elements for each number from which on this is used, since visiting e
 class NumberedSteps(ProgramSteps):
     """The steps that turn tuples of indices into numbers of slices; for those that follow, these are the indices."""
 
-    def __init__(self, problem: Problem, operator: str, batches: int, sizes: Shape, count: int):
+    def __init__(self, problem: Problem, batches: int, sizes: Shape, count: int):
         super().__init__(problem)
         self.numbers = self.workspace.shared(count, "int64")
         given = {"per_batch": count // max(batches, 1), "named": len(sizes), "sizes": self.tables.add(sizes)}
         check(self, kernels.number_tuples, count, INDICES_PER_PART, numbers=self.numbers, **given)
-        self.tuples, self.operator, self.sizes = problem, operator, sizes
+        # A number of a tuple is one of the axis at its place.
+        self.explain = lambda position, value: wrong_index(problem, sizes[position % len(sizes)])(position, value)
         self.problem = replace(problem, operands={**problem.operands, "indices": self.numbers})
         self.slices = batches * math.prod(sizes)
 
-    def explain(self, position: int, value: int) -> Exception:
-        """The error for a wrong index: a number of a tuple is one of the axis at its place."""
-        size = self.sizes[position % len(self.sizes)]
-        return wrong_index(self.tuples, self.operator, size)(position, value)
 
-
-def _tuples(problem: Problem, operator: str, shape: Shape) -> tuple[NumberedSteps, int, int]:
+def _tuples(problem: Problem, shape: Shape) -> tuple[NumberedSteps, int, int]:
     """The numbered slices, the elements of a slice, and how many tuples there are."""
     batch, indices = problem.attributes["batch_dims"], problem.specs["indices"].shape
     named_end = batch + indices[-1]
     count = math.prod(indices[:-1])
-    steps = NumberedSteps(problem, operator, math.prod(shape[:batch]), shape[batch:named_end], count)
+    steps = NumberedSteps(problem, math.prod(shape[:batch]), shape[batch:named_end], count)
     return steps, math.prod(shape[named_end:]), count
 
 
 def gather_nd(problem: Problem) -> Program:
-    steps, post, count = _tuples(problem, "gather_nd", problem.specs["x"].shape)
+    steps, post, count = _tuples(problem, problem.specs["x"].shape)
     if post == 1:
         copy_lines(steps, AxisLines((steps.slices,), (count,), 0, steps.tables))
     else:
         copy_slices(steps, 1, kernels.Slices(count, steps.slices, post))
-    return steps.program(explain=steps.explain)
+    return steps
 
 
 def gather_nd_grad(problem: Problem) -> Program:
-    return _summed(*_tuples(problem, "gather_nd_grad", problem.attributes["shape"]))
+    return _summed(*_tuples(problem, problem.attributes["shape"]))
 
 
 def _summed(steps: NumberedSteps, post: int, count: int) -> Program:
@@ -218,12 +215,12 @@ def _summed(steps: NumberedSteps, post: int, count: int) -> Program:
     if slices.size * post and post == 1 and not sparse:
         sum_lines(steps, AxisLines((slices.size,), (count,), 0, steps.tables))
     elif slices.size * post:
-        check_count(steps.operator, count)
+        check_count(steps.problem, count)
         if sparse:
             sum_sorted_slices(steps, slices)
         else:
             sum_slices(steps, 1, slices)
-    return steps.program(explain=steps.explain)
+    return steps
 
 
 def sum_sorted_slices(steps: NumberedSteps, slices: kernels.Slices) -> None:
@@ -275,24 +272,22 @@ class AxisLines:
 
 def gather_elements(problem: Problem) -> Program:
     shape, axis = problem.specs["x"].shape, problem.attributes["axis"].start
-    return _along_axis(problem, "gather_elements", shape, axis, copy_lines)
+    return _along_axis(problem, shape, axis, copy_lines)
 
 
 def gather_elements_grad(problem: Problem) -> Program:
     shape, axis = problem.attributes["shape"], problem.attributes["axis"].start
     count = math.prod(problem.specs["dy"].shape)
     if math.prod(shape) == shape[axis] and count == problem.specs["dy"].shape[axis]:
-        return _summed(NumberedSteps(problem, "gather_elements_grad", 1, (shape[axis],), count), 1, count)
-    return _along_axis(problem, "gather_elements_grad", shape, axis, sum_lines)
+        return _summed(NumberedSteps(problem, 1, (shape[axis],), count), 1, count)
+    return _along_axis(problem, shape, axis, sum_lines)
 
 
-def _along_axis(
-    problem: Problem, operator: str, shape: Shape, axis: int, work: Callable[[ProgramSteps, AxisLines], None]
-) -> Program:
+def _along_axis(problem: Problem, shape: Shape, axis: int, work: Callable[[ProgramSteps, AxisLines], None]) -> Program:
     steps = ProgramSteps(problem)
     check_indices(steps, shape[axis])
     work(steps, AxisLines(shape, problem.specs["indices"].shape, axis, steps.tables))
-    return steps.program(explain=wrong_index(problem, operator, shape[axis]))
+    return steps
 
 
 def copy_lines(steps: ProgramSteps, lines: AxisLines) -> None:
@@ -342,7 +337,7 @@ def slice_grad(problem: Problem) -> Program:
     steps, shape, taken = ProgramSteps(problem), problem.attributes["shape"], slice_ranges(dict(problem.attributes))
     size = math.prod(shape)
     if not size:
-        return steps.program()
+        return steps
     loops, (n, row) = _joined(shape, taken)
     rows, chosen = loops.pop() if loops else (1, range(1))
     table = steps.tables.add([(length, picked.start, picked.step, len(picked)) for length, picked in reversed(loops)])
@@ -350,7 +345,7 @@ def slice_grad(problem: Problem) -> Program:
     given |= {"rows": rows, "picked": _axis_range(chosen), "table": table, "axes": len(loops)}
     stream = streams(problem.bytes) and row.step == 1
     steps.add(kernels.scatter_rows, size // n * blocks, blocks=blocks, n=n, stream=stream, **given)
-    return steps.program()
+    return steps
 
 
 def _axis_range(taken: range) -> kernels.AxisRange:

@@ -110,17 +110,12 @@ def forward_layout(problem: Problem, kernels: Mapping[str, Any], logarithm: bool
     """The layout of softmax, or log-softmax."""
     if problem.inner > 1:
         return columns_layout(problem, 8, 4096)
-    large = _weight(problem) > LARGE
+    large = weight(problem) > LARGE
     limits = forward_limits(vector_lanes(precision(problem)), is_sixteen_bits(problem["x"]), large, logarithm)
     return layout_of(problem, kernels, limits)
 
 
-def forward_streams(problem: Problem) -> bool:
-    """Whether softmax and log-softmax write past the cache."""
-    return streams(_weight(problem))
-
-
-def _weight(problem: Problem) -> int:
+def weight(problem: Problem) -> int:
     """The bytes of softmax's arrays, times CACHE_PARTS for elements of more than 16 bits."""
     return problem.bytes * (1 if is_sixteen_bits(problem["x"]) else CACHE_PARTS)
 

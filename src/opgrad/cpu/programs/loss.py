@@ -2,10 +2,9 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
-from opgrad.contract.signature import Problem, wrong_label
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import quantized as kernels
 from opgrad.cpu.kernels.cross_entropy import loss as loss_kernels
@@ -36,12 +35,12 @@ def _by_samples(problem: Problem, like: str) -> Problem:
 
 def sparse_softmax_cross_entropy(problem: Problem) -> Program:
     work = _by_samples(problem, "logits")
-    return loss_program(work, "sparse_softmax_cross_entropy", LOSS, by_sample=True)
+    return loss_program(work, LOSS, by_sample=True)
 
 
 def sparse_softmax_cross_entropy_grad(problem: Problem) -> Program:
     work = _by_samples(problem, "log_prob")
-    return gradient(work, "sparse_softmax_cross_entropy_grad", by_sample=True)
+    return gradient(work, by_sample=True)
 
 
 # --- dense labels --------------------------------------------------------------------------------------------------
@@ -57,7 +56,7 @@ def softmax_cross_entropy(problem: Problem) -> Program:
     given["samples"] = loss_kernels.Samples(None, None, problem["loss"])
     steps.add(loss_kernels.dense_loss, samples, unit_bytes, n=n, reduction=into, **given)
     steps.add_parts(loss_kernels.add_losses, parts=parts, reduction=into)
-    return steps.program()
+    return steps
 
 
 def softmax_cross_entropy_grad(problem: Problem) -> Program:
@@ -69,7 +68,7 @@ def softmax_cross_entropy_grad(problem: Problem) -> Program:
     unit_bytes = 3 * min(length, BLOCK) * problem.specs["log_prob"].dtype.itemsize
     inverse = 1.0 / samples if reduction == "mean" and samples else 1.0
     steps.add(loss_kernels.dense_gradient, rows * blocks, unit_bytes, blocks=blocks, n=length, inverse=inverse)
-    return steps.program()
+    return steps
 
 
 # --- a divergence from a teacher -------------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ def softmax_divergence_and_grad(problem: Problem) -> Program:
         dloss=problem["loss"] if dloss is None else dloss,
         terms=steps.workspace.private(n),
     )
-    return steps.program()
+    return steps
 
 
 # --- a linear layer's results: chunks of tokens, whose logits are never all in memory --------------------------------
@@ -98,9 +97,9 @@ CHUNK_BYTES: Final = 64 << 20  # of logits
 FEWEST_TOKENS: Final = 24  # of a chunk: the weights are read anew for each
 
 
-def _by_chunks(problem: Problem, operator: str) -> Program:
+def _by_chunks(problem: Problem) -> Program:
     """The steps of all chunks; a part is a token, whose loss is its sum."""
-    bits, dtype = problem.attributes["bits"], problem["b"].dtype
+    operator, bits, dtype = problem.operator.name, problem.attributes["bits"], problem["b"].dtype
     if (dtype == "uint8") != bool(bits):
         expected = "uint8, as bits is not 0" if bits else "floats, as bits is 0"
         raise TypeError(f"{operator}: b has dtype {dtype}, expected {expected}")
@@ -123,7 +122,7 @@ def _by_chunks(problem: Problem, operator: str) -> Program:
             memory = (private(classes + steps.lanes) for _ in range(2))
             kernel, options = loss_kernels.fused_rows, loss_kernels.Exponentials(*memory)
         if bits:
-            weights = weights_of(steps, operator)
+            weights = weights_of(steps)
             sides: Any = [(kernel_of(problem, transposed), weights) for transposed in (True, False)]
         else:
             row, column = (size, 1) if problem.attributes["transB"] else (1, classes)
@@ -147,8 +146,7 @@ def _by_chunks(problem: Problem, operator: str) -> Program:
                 steps.clear(name)
     last = loss_kernels.write_losses if reduction.each else loss_kernels.add_losses
     steps.add_parts(last, parts=tokens if rows else 0, reduction=reduction._replace(each=False))
-    return steps.program(explain=wrong_label(problem, operator))
+    return steps
 
 
-linear_cross_entropy_loss = partial(_by_chunks, operator="linear_cross_entropy_loss")
-linear_cross_entropy_loss_and_grad = partial(_by_chunks, operator="linear_cross_entropy_loss_and_grad")
+linear_cross_entropy_loss = linear_cross_entropy_loss_and_grad = _by_chunks

@@ -33,13 +33,13 @@ def _forward(problem: Problem, kernel: Kernel) -> Program:
     steps, (rows, n) = ProgramSteps(problem), row_sizes(problem, "x")
     bias = problem.operands.get("bias") or problem["scale"]  # without one any array of that length
     steps.add(kernel, rows, n=n, bias=bias, **_statistics(problem))
-    return steps.program()
+    return steps
 
 
 def _backward(problem: Problem, layer: kernels.GradientKernels) -> Program:
     steps, (rows, n) = ProgramSteps(problem), row_sizes(problem, "x")
     if not n:
-        return steps.program()
+        return steps
     per_block = CHUNK if rows >= FEW_ROWS * CHUNK else FEW_ROWS
     blocks, step = ceil_div(rows, per_block), round_up(n, steps.lanes)
     arguments = {"rows": rows, "n": n, "per_block": per_block, "blocks": blocks, "coefficients": None}
@@ -57,7 +57,7 @@ def _backward(problem: Problem, layer: kernels.GradientKernels) -> Program:
     dscale, dbias = problem["dscale"], problem.operands.get("dbias")
     results = {"first": dscale, "second": dbias, "has_second": dbias is not None}
     steps.add_parts(kernels.join_sums, n, kernels.ROW_STRIP, blocks=blocks, partial=sums, **results)
-    return steps.program()
+    return steps
 
 
 def layer_normalization(problem: Problem) -> Program:
@@ -80,7 +80,7 @@ def batch_norm_internal(problem: Problem) -> Program:
     else:
         steps.add_parts(kernels.take_statistics, **steps.arguments, empty=trains)
         steps.written()
-    return steps.program()
+    return steps
 
 
 def batch_normalization_grad(problem: Problem) -> Program:
@@ -90,11 +90,11 @@ def batch_normalization_grad(problem: Problem) -> Program:
     if not steps.elements:
         steps.clear("dscale")
         steps.clear("dbias")
-        return steps.program()
+        return steps
     if steps.is_short and steps.planes.channels:  # by columns, the mean is read once for every column
         steps.widen(Rows(problem["mean"], 0), 1)
     steps.by_channels()
-    return steps.program()
+    return steps
 
 
 class _BatchSteps(ProgramSteps):

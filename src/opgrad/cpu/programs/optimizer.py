@@ -59,7 +59,7 @@ def sgd_optimizer(problem: Problem) -> Program:
     steps.add_parts(kernels.sgd_factors, factors=factors)
     for size, (p, g, new_p) in _lists(problem, "weights", "gradients", "new_weights"):
         steps.add_parts(kernels.sgd, size, BLOCK, p=p, g=g, new_p=new_p, new_g=None, factors=factors)
-    return steps.program()
+    return steps
 
 
 def adamw_optimizer(problem: Problem) -> Program:
@@ -77,7 +77,8 @@ def adamw_optimizer(problem: Problem) -> Program:
         states = {"old": kernels.State(*arrays[: len(old)]), "new": kernels.State(p, None, m, value)}
         steps.add_parts(kernels.adamw, size, BLOCK, rates=rates, factors=factors, **states)
     wrong = "adamw_optimizer: step is {}, expected at least 1".format
-    return steps.program(explain=lambda position, value: ValueError(wrong(value)))
+    steps.explain = lambda position, value: ValueError(wrong(value))
+    return steps
 
 
 def checked_rates(operator: str, alpha: float, beta: float, adam_mode: int, correct_bias: bool) -> kernels.Rates:
@@ -102,4 +103,4 @@ def clip_grad_norm(problem: Problem) -> Program:
     steps.add_parts(kernels.clip_factor, count=sum(parts), found=found, factor=factor)
     for size, (gradient, clipped) in lists:
         steps.add_parts(kernels.clip, size, BLOCK, factor=factor, g=gradient, new_g=clipped)
-    return steps.program()
+    return steps

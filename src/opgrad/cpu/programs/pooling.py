@@ -32,7 +32,7 @@ def resize_grad(problem: Problem) -> Program:
     steps = ProgramSteps(problem)
     if not math.prod(x) or not math.prod(y):
         steps.clear("dx")
-        return steps.program()
+        return steps
     resized = resized_axes("resize_grad", x, y, problem.attributes)
     source, sizes = problem["dy"], list(y)
     passes = _passes(len(x), sorted(resized))
@@ -44,7 +44,7 @@ def resize_grad(problem: Problem) -> Program:
         before = [y[axis] if axis in axes else size for axis, size in enumerate(sizes)]
         _add_pass(steps, before, {axis: resized[axis] for axis in axes}, source, target)
         source = target
-    return steps.program()
+    return steps
 
 
 def _passes(rank: int, axes: Sequence[int]) -> list[list[int]]:
@@ -143,7 +143,7 @@ def max_pool_grad(problem: Problem) -> Program:
     shape, windows = problem.attributes["shape"], math.prod(problem.specs["dy"].shape[2:])
     planes, size = math.prod(shape[:2]), math.prod(shape[2:])
     if not planes or not size + windows:
-        return Program(())
+        return Program()
     steps, per_part = ProgramSteps(problem), units_per_part(planes, problem.bytes / planes)
     sizes = (*(1,) * (2 + MOST_AXES - len(shape)), *shape[2:])
     kernel, memory = kernels.add_to_maxima, {}
@@ -153,7 +153,8 @@ def max_pool_grad(problem: Problem) -> Program:
     check(steps, kernels.check_planes, planes, per_part, windows=windows, size=size)
     columns_first = problem.attributes["storage_order"]
     steps.add_parts(kernel, planes, per_part, windows=windows, sizes=sizes, columns_first=columns_first, **memory)
-    return steps.program(explain=wrong_maximum(problem, "max_pool_grad"))
+    steps.explain = wrong_maximum(problem)
+    return steps
 
 
 def _shares(axis: WindowAxis, count_padding: bool) -> Array:
@@ -183,7 +184,7 @@ def average_pool_grad(problem: Problem) -> Program:
     """Windows side by side along a row are added as vectors; of others, a table names those of each element."""
     shape = problem.attributes["shape"]
     if not math.prod(shape):
-        return Program(())
+        return Program()
     along, padding = average_pool_axes(problem.attributes), problem.attributes["count_include_pad"]
     deep, high, wide = (ONE_WINDOW,) * (MOST_AXES - len(along)) + along
     steps = ProgramSteps(problem)
@@ -191,7 +192,7 @@ def average_pool_grad(problem: Problem) -> Program:
     if wide.stride > 1 and wide.count > 1:
         axes = depth, height, _along(wide, padding, steps.tables)
         add_rows(steps, math.prod(shape[:2]), axes, False, problem["dy"], problem["dx"])
-        return steps.program()
+        return steps
     shares, longest = _shares(wide, padding), max(wide.count, wide.size)
     memory = {name: steps.workspace.private(longest) for name in ("sums", "line", "chunk")}
     same, add_table = bool((shares == shares[:1]).all()), steps.tables.add
@@ -204,4 +205,4 @@ def average_pool_grad(problem: Problem) -> Program:
     steps.add(
         kernels.share_out, math.prod(shape[:-1]), depth=depth, height=height, width=width, new_rows=new_rows, **memory
     )
-    return steps.program()
+    return steps

@@ -4,7 +4,7 @@ import math
 from typing import Any, Final
 
 from opgrad.contract.quantized import BYTE, quantized
-from opgrad.contract.signature import Problem, wrong_index
+from opgrad.contract.signature import Problem
 from opgrad.cpu.compiler.decorators import Kernel
 from opgrad.cpu.compiler.parameters import Rows
 from opgrad.cpu.kernels import gemm
@@ -13,7 +13,6 @@ from opgrad.cpu.programs.building import ProductSteps
 from opgrad.cpu.programs.indexing import check_indices
 from opgrad.cpu.runtime.plan import Address, Program, round_up
 
-OPERATOR: Final = "quantized_matmul_grad"
 MOST_ROWS: Final = 512  # of a block of sums, for each of which the weights are unpacked anew
 BLOCK_COLUMNS: Final = 256  # so that a block of sums stays in the second-level cache
 
@@ -22,18 +21,18 @@ def quantized_matmul_grad(problem: Problem) -> Program:
     shapes = problem.shapes
     sizes = quantized(shapes, dict(problem.attributes))
     if problem["b"].dtype == "int8" and problem.attributes["bits"] < BYTE:
-        raise TypeError(f"{OPERATOR}: b has dtype int8, expected uint8, as bits is {problem.attributes['bits']}")
-    steps, explain = ProductSteps(problem), None
+        wrong = f"b has dtype int8, expected uint8, as bits is {problem.attributes['bits']}"
+        raise TypeError(f"{problem.operator.name}: {wrong}")
+    steps = ProductSteps(problem)
     if problem["g_idx"]:
         check_indices(steps, sizes.blocks[1], "g_idx")
-        explain = wrong_index(problem, OPERATOR, sizes.blocks[1], "g_idx")
     depth, columns = (problem.attributes[name] for name in ("N", "K"))
     rows = math.prod(shapes["dy"][:-1])
     if rows * columns:
         dy, dx = gemm.Matrix(problem["dy"], depth, 1), Rows(problem["dx"], columns)
-        weights = weights_of(steps, OPERATOR)
+        weights = weights_of(steps)
         add_product(steps, kernel_of(problem), gemm.ProductSizes(rows, columns, depth), dy, weights, dx)
-    return steps.program(explain=explain)
+    return steps
 
 
 def kernel_of(problem: Problem, transposed: bool = False) -> Kernel:
@@ -57,9 +56,9 @@ def add_product(
     steps.add_parts(kernel, units, sizes=sizes, a=a, b=b, c=c, **blocks, **memory)
 
 
-def weights_of(steps: ProductSteps, operator: str) -> kernels.Weights:
+def weights_of(steps: ProductSteps) -> kernels.Weights:
     """The quantized weights of a problem. Raises ValueError for zero points that do not fit."""
-    problem, add_table = steps.problem, steps.tables.add
+    problem, add_table, operator = steps.problem, steps.tables.add, steps.problem.operator.name
     sizes = quantized({"b": problem.specs["b"].shape}, dict(problem.attributes))
     bits, zeros, given = problem.attributes["bits"], problem["zero_points"], problem.operands.get("g_idx")
     signed = problem.attributes["signed"] and problem["b"].dtype != "int8"

@@ -7,6 +7,7 @@ whose units are sequences.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from opgrad.base.locks import once
@@ -29,27 +30,19 @@ PRODUCTS_OF_BYTE: Final = 2  # products that take as long as touching a byte
 class RecurrentSteps(ProductSteps):
     """Puts the steps of a program together.
 
-    length: the steps of x; gates: of each number of a state. W and R are [directions, gates * hidden, …].
+    length: the steps of x; gates: of each number of a state. W and R are [directions, gates * hidden, …]. rows: of W
+    and of R for one direction. all_rows: of a matrix with one for each sequence of each step.
     """
 
     def __init__(self, problem: Problem, gates: int):
         super().__init__(problem)
-        self.gates = gates
+        self.name, self.gates = problem.operator.name, gates
         self.length, self.batch, self.inputs = problem.specs["x"].shape
         self.directions, _, self.hidden = problem.specs["r"].shape
+        self.rows, self.all_rows = gates * self.hidden, self.length * self.batch
         reverse = problem.attributes["direction"] == "reverse"
         self.layer = Layer(self.length, self.directions, self.batch, self.hidden, int(reverse))
         self._packed: dict[tuple[Any, ...], Panels] = {}
-
-    @property
-    def rows(self) -> int:
-        """The rows of W and of R for one direction."""
-        return self.gates * self.hidden
-
-    @property
-    def all_rows(self) -> int:
-        """The rows of a matrix with one for each sequence of each step."""
-        return self.length * self.batch
 
     def shared(self, count: int) -> Any:
         return self.workspace.shared(count)
@@ -248,7 +241,7 @@ def lstm_training(problem: Problem) -> Program:
         h0=b.states("initial_h"),
         c0=b.states("initial_c"),
     )
-    return b.program("lstm_training")
+    return b
 
 
 def lstm_grad(problem: Problem) -> Program:
@@ -274,7 +267,7 @@ def lstm_grad(problem: Problem) -> Program:
         strips, unit_bytes = -(-b.hidden // b.lanes), 5 * b.all_rows * b.lanes * b.item
         arguments = {"strips": strips, "layer": b.layer, "c0": c0, "dz": dz.data, "dp": problem["dpeepholes"]}
         b.add(recurrent.peepholes_back, b.directions * strips, unit_bytes, **arguments)
-    return b.program("lstm_grad")
+    return b
 
 
 def _transposed_new(b: RecurrentSteps) -> Panels:
@@ -293,7 +286,7 @@ def gru_training(problem: Problem) -> Program:
         h0=b.states("initial_h"),
         product=b.shared(b.directions * b.batch * b.hidden),
     )
-    return b.program("gru_training")
+    return b
 
 
 def gru_grad(problem: Problem) -> Program:
@@ -310,7 +303,7 @@ def gru_grad(problem: Problem) -> Program:
     b.gradient_of_x(dz)
     b.sum_columns(dz, 0, 0)
     b.sum_columns(dz_h, b.rows, 0)
-    return b.program("gru_grad")
+    return b
 
 
 def _reset_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) -> LayerMatrix:
@@ -327,11 +320,8 @@ def _reset_back(b: RecurrentSteps, dz: LayerMatrix, common: Mapping[str, Any]) -
     )
     gates = 2 * b.hidden  # columns of z and r; those of n lie behind
     b.gradient_of_w(dz, [(0, gates), (gates, b.hidden)])
-
-    def states_of_n() -> Panels:  # after the reset gate
-        return b.packed(resets, b.length, b.batch, b.hidden)
-
-    b.gradient_of_r(dz, [(0, gates, b.packed_before), (gates, b.hidden, states_of_n)])
+    of_n = partial(b.packed, resets, b.length, b.batch, b.hidden)  # the states after the reset gate
+    b.gradient_of_r(dz, [(0, gates, b.packed_before), (gates, b.hidden, of_n)])
     return dz
 
 

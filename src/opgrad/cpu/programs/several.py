@@ -50,7 +50,7 @@ def concat_training(problem: Problem) -> Program:
     axis = problem.attributes["axis"].start
     lengths = [problem.specs[name].shape[axis] for name in problem.listed("arrays")]
     steps.add_parts(copy_words, source=steps.tables.add(lengths), count=len(lengths), target=problem["lengths"])
-    return steps.program()
+    return steps
 
 
 def split_training(problem: Problem) -> Program:
@@ -60,7 +60,7 @@ def split_training(problem: Problem) -> Program:
     steps = ProgramSteps(problem)
     for rows, size, alone, inside in _concatenated(problem, "x", "pieces"):
         _copy(steps, rows, size, inside, alone)
-    return steps.program()
+    return steps
 
 
 def pass_through(problem: Problem) -> Program:
@@ -68,7 +68,7 @@ def pass_through(problem: Problem) -> Program:
     for name, copy in zip(problem.listed("arrays"), problem.listed("copies"), strict=True):
         size = _elements(problem, name) * problem.specs[name].dtype.itemsize
         _copy(steps, 1, size, _byte_rows(problem, name, 0, 0), _byte_rows(problem, copy, 0, 0))
-    return steps.program()
+    return steps
 
 
 def _elements(problem: Problem, name: str) -> int:
@@ -84,7 +84,7 @@ def _reduction(problem: Problem, each: Kernel, last: Kernel, result: str, word: 
     for name, size, count, end in zip(names, sizes, parts, accumulate(parts), strict=True):
         steps.add_parts(each, size, BLOCK, x=problem[name], partial=partial, first=end - count, **arguments)
     steps.add_parts(last, count=sum(parts), partial=partial, y=problem[result])
-    return steps.program()
+    return steps
 
 
 def is_all_finite(problem: Problem) -> Program:
@@ -106,4 +106,4 @@ def mixed_precision_scale(problem: Problem) -> Program:
         scaled, offset = (problem["scaled[0]"], end - size) if fused else (problem[f"scaled[{i}]"], 0)
         given = {"x": problem[name], "y": scaled, "factor": problem["scale"]}
         steps.add_parts(kernels.scale_elements, size, BLOCK, offset=offset, **given)
-    return steps.program()
+    return steps

@@ -15,7 +15,7 @@ from opgrad.cpu.kernels.softmax import columns, rows, split
 from opgrad.cpu.programs import fusing
 from opgrad.cpu.programs import layout as layouts
 from opgrad.cpu.programs.building import ProgramSteps
-from opgrad.cpu.runtime.plan import Program
+from opgrad.cpu.runtime.plan import Program, streams
 
 FORWARD: Final = ("softmax", "log_softmax")
 GRADIENTS: Final = ("softmax_grad", "log_softmax_grad")
@@ -71,18 +71,18 @@ def _program(operator: str, problem: Problem) -> Program:
     if problem.is_general:
         return fusing.program(operator, problem)
     if not problem.outer * problem.n * problem.inner:
-        return Program(())
+        return Program()
     if operator in GRADIENTS and problem.inner == 1 and layouts.few(problem.outer, problem.n):
         return fusing.program(operator, fusing.plain_rows(problem))
     steps = ProgramSteps(problem)
     (_forward if operator in FORWARD else _gradient)(steps, operator)
-    return steps.program()
+    return steps
 
 
 def _forward(steps: ProgramSteps, operator: str) -> None:
     problem, kernels = steps.problem, PLAIN[operator]
     layout = layouts.forward_layout(problem, kernels, operator == "log_softmax")
-    stream = layouts.forward_streams(problem) and layouts.row_streams(problem, layout, "y")
+    stream = layouts.row_streams(problem, layout, "y") and streams(layouts.weight(problem))
     loops = layouts.loops_of(problem, layout, "y", stream, x=problem["x"], y=problem["y"])
     kernel = kernels[layout]
     if layout == "split":

@@ -128,11 +128,6 @@ class Workspace:
         return Scratch(start, dtype, private=True)
 
     @property
-    def is_used(self) -> bool:
-        """Whether there is a region."""
-        return self.shared_bytes > 8 * STATUS_WORDS or self.private_bytes > 0
-
-    @property
     def slots_begin(self) -> int:
         return round_up(self.shared_bytes, CACHE_LINE)
 
@@ -141,19 +136,15 @@ class Workspace:
         return round_up(self.private_bytes, CACHE_LINE)
 
     def bytes(self, slots: int) -> int:
-        """The bytes of the working memory with so many slots."""
-        return self.slots_begin + slots * self.slot_bytes
+        """The bytes of the working memory with so many slots; 0 without a region."""
+        is_used = self.shared_bytes > 8 * STATUS_WORDS or self.private_bytes
+        return self.slots_begin + slots * self.slot_bytes if is_used else 0
 
 
 def _behind(end: int, count: int, dtype: str) -> tuple[int, int]:
     """Where the region after one that ends at `end` starts and ends."""
     start = round_up(end, CACHE_LINE)
     return start, start + count * DTYPES[dtype].itemsize + PADDING
-
-
-def slots_for(parts: int) -> int:
-    """How many slots. The plan is kept, and a later call may use more threads, so all processors count."""
-    return min(parts, MAX_SLOTS, max(os.cpu_count() or 1, chosen_threads()))
 
 
 @dataclass(frozen=True)
@@ -198,27 +189,27 @@ class Tables(list[Any]):
         return int(self[-1].ctypes.data)
 
 
-@dataclass(frozen=True)
 class Program:
-    """The steps, their working memory, and the function that makes the error which a kernel reports.
+    """Steps in order, with their working memory and tables.
 
-    name: which kernels run, for `PlannedCall.implementation`. tables: see `Tables`.
+    explain: makes the error that a kernel reports. name: which kernels run, if their own names do not say it well.
     """
 
-    steps: Sequence[Step]
-    workspace: Workspace | None = None
     explain: Explain | None = None
-    name: str = ""
-    tables: Sequence[Any] = ()
-    slots: int = field(init=False)  # how many parts can have private memory at the same time
+    name = ""
 
-    def __post_init__(self) -> None:
+    def __init__(self, steps: Sequence[Step] = (), precision: str = "float32"):
+        self.steps, self.workspace, self.tables = [*steps], Workspace(precision), Tables()
+
+    @property
+    def slots(self) -> int:
+        """How many parts can have private memory at a time. A later call may use more threads: all processors count."""
         parts = max((step.parts for step in self.steps if step.kernel.takes_private), default=0)
-        object.__setattr__(self, "slots", slots_for(parts))
+        return min(parts, MAX_SLOTS, max(os.cpu_count() or 1, chosen_threads()))
 
     @property
     def scratch_bytes(self) -> int:
-        return self.workspace.bytes(self.slots) if self.workspace else 0
+        return self.workspace.bytes(self.slots) if self.steps else 0
 
 
 FEW: Final = 32  # the most operands of which every pair is compared
@@ -438,7 +429,7 @@ def step_words(step: Step, program: Program) -> list[int]:
     if step.kernel.takes_units:  # the words before the arguments, as opgrad.cpu.compiler.parameters lays them out
         filled += (int, step.per_part), (int, step.units)
         if step.kernel.takes_private:
-            workspace: Any = program.workspace
+            workspace = program.workspace
             memory = Scratch(workspace.slots_begin), workspace.slot_bytes, Scratch(8 * IN_USE), program.slots
             filled += ((int, value) for value in memory)
     for name, kind in step.kernel.parameters.items():
@@ -546,14 +537,6 @@ def execute(
     return run_plan(found, operands, run, context, report)
 
 
-def run_on(plan: int, operands: int, threads: tuple[int, int]) -> int:
-    """Run a plan on a table of operands that do not overlap.
-
-    Its status. threads: run and context, from `threads_for`.
-    """
-    return execute.call(plan, operands, 0, 0, True, *threads, 0)
-
-
 # For fewer bytes, waking a worker takes longer than the pass itself: 7 µs against 5 for 17,000 parameters.
 LEAST_SHARED_BYTES = 1 << 20
 
@@ -579,7 +562,8 @@ class RepeatedKernel:
         self._arrays, self._addresses = arrays, (self._plan.ctypes.data, self._table.ctypes.data)
 
     def __call__(self) -> None:
-        run_on(*self._addresses, threads_for() if self._shared else (0, 0))
+        run, context = threads_for() if self._shared else (0, 0)
+        execute.call(*self._addresses, 0, 0, True, run, context, 0)  # on operands that do not overlap
 
 
 class Pass(RepeatedKernel):
