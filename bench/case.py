@@ -33,8 +33,8 @@ class Case:
     """A cell with its memory, in NumPy arrays.
 
     values, written: the call's arguments by name, and those of a call with results in memory that is given.
-    results: memory for the results by name; everybody writes there who can. general, given: the operator that the call
-    stands for, and its arguments. traffic: the fewest bytes that must move, each input once and each result once.
+    results: memory for the results by name; everybody writes there who can. traffic: the fewest bytes that must move,
+    each input once and each result once.
     What concerns the library that arrays are of stands in `source`, `empty`, `placed`, `numpy` and `prepared`.
     """
 
@@ -54,22 +54,14 @@ class Case:
     def arguments(self, cell: Cell) -> dict[str, Any]:
         """The arguments of the call by name."""
         workload = cell.workload
-        return arguments(
-            cell.op,
-            workload.shape,
-            cell.dtype,
-            indices=(workload.indices,) if workload.indices else (),
-            equal=workload.equal,
-            source=self.source,
-            forward=self.forward,
-            **workload.attributes,
-        )
+        of_slices = {"indices": (workload.indices,) if workload.indices else (), "equal": workload.equal}
+        made: Any = {"source": self.source, "forward": self.forward, **of_slices, **workload.attributes}
+        return arguments(cell.op, workload.shape, cell.dtype, **made)
 
     def prepared(self) -> Problem:
         """The checked call."""
-        self.general, named = expanded(self.op, dict(self.values))
-        self.given = as_given(self.general, named)
-        return prepare(self.general, *signature(self.general, self.given))
+        op, named = expanded(self.op, dict(self.values))
+        return prepare(op, *signature(op, as_given(op, named)))
 
     def source(self, seed: int) -> ArraySource:
         return Numpy(seed, self.empty)

@@ -30,7 +30,7 @@ from bench.cells import Cell, Workload, Workloads
 from bench.cpu_target import Target
 from bench.measure import NEW, WAYS, Call, Name, NoSuchWay, finite, only, raced, take_turns
 from bench.peers import COMPILE, EXPRESSIONS, compiled_for, reason, tried
-from bench.torch_operators import TORCH, Torch, with_grad
+from bench.torch_operators import Torch, with_grad
 from opgrad.call.libraries.torch_tensors import TORCH_DTYPES, download, spec
 from opgrad.cli import machine
 from opgrad.cli.examples.arguments import ArraySource
@@ -247,8 +247,7 @@ def calls(
 
 
 def _torch(cases: Sequence[Case], way: str) -> list[Call]:
-    setup = TORCH.get(cases[0].op.name)
-    return [call for case in cases if setup and (call := setup(Torch(case, way)))]
+    return [call for case in cases if (call := peers.SETUPS["torch"](case, way))]
 
 
 def _compiled(cases: Sequence[Case], way: str) -> list[Call]:

@@ -46,7 +46,7 @@ def prepared(options: BenchOptions, old: dict[str, Any] | None = None) -> Callab
     another machine or of other versions; RuntimeError where there is no such device.
     """
     chosen = target(options.device)
-    cells, peers = (_swept if options.sweep else _selected)(options, chosen)
+    cells, peers = _asked(options, chosen)
     if old is not None:
         here = surroundings(chosen.describe(), chosen.packages)
         for what in ("machine", "device", "versions", "threads"):
@@ -72,13 +72,21 @@ def target(name: str) -> Target:
     return Cuda.current()
 
 
-def _selected(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
+def _asked(options: BenchOptions, chosen: Target) -> tuple[list[Cell], list[str]]:
     """The cells and the peers that are asked for."""
     ops, dtypes, shapes, groups = map(options.names, ("ops", "dtypes", "shapes", "groups"))
+    peers = chosen.peers(options.names("peers"))
+    if options.sweep:
+        if options.device != "cpu" or shapes or not set(groups) <= set(sweep.GROUPS):
+            own = ", ".join(sweep.GROUPS)
+            raise ValueError(f"bench: the sweep is of the CPU, and has its own shapes and groups: {own}")
+        check("dtype", dtypes, FLOATS)
+        cells = sweep.cells(ops, dtypes or DTYPES, options.quick, groups)
+        # By default those that compute at once: torch.compile would compile for each length.
+        return cells, [name for name in peers if options.peers or name in ("torch", "onnxruntime")]
     cells = select(ops, dtypes, shapes, options.quick, chosen.workloads, groups)
     if not cells:
         raise ValueError("bench: no cell has these operators, dtypes, shapes and groups")
-    peers = chosen.peers(options.names("peers"))
     if options.quick:  # the first cell of each operator, then the second of each
         of_each: dict[str, list[Cell]] = {}
         for cell in cells:
@@ -86,18 +94,6 @@ def _selected(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Se
         cells = [cell for turn in zip_longest(*of_each.values()) for cell in turn if cell is not None]
         peers = [name for name in peers if name != COMPILE or options.peers]
     return cells, peers
-
-
-def _swept(options: BenchOptions, chosen: Target) -> tuple[Sequence[Cell], Sequence[str]]:
-    """The cells and the peers of a sweep."""
-    ops, dtypes, peers, groups = map(options.names, ("ops", "dtypes", "peers", "groups"))
-    if options.device != "cpu" or options.shapes or not set(groups) <= set(sweep.GROUPS):
-        own = ", ".join(sweep.GROUPS)
-        raise ValueError(f"bench: the sweep is of the CPU, and has its own shapes and groups: {own}")
-    check("dtype", dtypes, FLOATS)
-    cells = sweep.cells(ops, dtypes or DTYPES, options.quick, groups)
-    # By default those that compute at once: torch.compile would compile for each length.
-    return cells, [name for name in chosen.peers(peers) if peers or name in ("torch", "onnxruntime")]
 
 
 def run(

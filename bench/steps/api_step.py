@@ -10,6 +10,7 @@ nothing of opgrad is imported but that file.
 """
 
 import json
+import os
 import platform
 import runpy
 import sys
@@ -44,13 +45,8 @@ def main() -> None:
 
 def _resident() -> int | None:
     """Bytes of this process in memory, where the system tells."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return None
-    import resource
-
-    return pages * resource.getpagesize()
+    file = Path("/proc/self/statm")
+    return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if file.exists() else None
 
 
 def _answer(value: Any) -> None:
