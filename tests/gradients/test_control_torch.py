@@ -1,5 +1,6 @@
 """Branches, loops and rows that pad, as PyTorch's exporters write them, and LinearAttention, against autograd."""
 
+import functools
 import io
 import warnings
 
@@ -135,6 +136,18 @@ class Padded(torch.nn.Module):
         return self.words(x.argmax(-1)) * x.sum(-1, keepdim=True)
 
 
+class Detached(torch.nn.Module):
+    """A layer that is rounded straight through, and multiplied by what it gives, which counts as a constant."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return (y + (torch.round(y) - y).detach()) * y.detach()
+
+
 def scripted(model, x):
     """The export of a scripted model, of any number of steps and rows."""
     file = io.BytesIO()
@@ -145,8 +158,8 @@ def scripted(model, x):
     return onnx.load_from_string(file.getvalue())
 
 
-def traced(model, x):
-    return torch.onnx.export(model, (x,), dynamo=True, verbose=False).model_proto
+def traced(model, x, **options):
+    return torch.onnx.export(model, (x,), dynamo=True, verbose=False, **options).model_proto
 
 
 @pytest.mark.parametrize(
@@ -158,6 +171,7 @@ def traced(model, x):
         (Repeated, Unrolled, traced, (2, 3)),
         (Scanned, Stepped, traced, (5, 2, 3)),
         (Padded, Padded, traced, (5, 2, 3)),
+        (Detached, Detached, functools.partial(traced, optimize=False), (2, 3)),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )

@@ -77,6 +77,8 @@ def test_what_torch_export_tells_of_parameters_and_buffers(tmp_path):
     assert generate_artifacts(model, named, loss=LossType.MSELoss, artifact_directory=tmp_path).trainable == (*named,)
     onnx.save(model, tmp_path / "model.onnx")
     assert "projection (a buffer of the module)" in cli("inspect", tmp_path / "model.onnx", columns=300)[1]
+    model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.fx_node", value="mul.Tensor](args = (%x, %detach))")
+    assert "left detach() out" in str(generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path))
 
 
 @pytest.mark.parametrize(

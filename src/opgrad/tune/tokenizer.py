@@ -217,9 +217,7 @@ def folder_of(file: Path) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one if there is no such file. Raises ValueError for another content."""
-    if not path.is_file():
-        return {}
-    return json_object(read_regular(path, str(path)), str(path))
+    return {} if not path.is_file() else json_object(read_regular(path, str(path)), str(path))
 
 
 def _text(token: Any) -> str | None:

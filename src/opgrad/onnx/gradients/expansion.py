@@ -15,7 +15,7 @@ from onnx import TensorProto, defs, helper, inliner
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph
 from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, domain_of, free_name, keep
-from opgrad.onnx.graph.nodes import all_nodes, naming, needed, outside, read_from_outside, rename, subgraphs
+from opgrad.onnx.graph.nodes import all_nodes, detaches, naming, needed, outside, read_from_outside, rename, subgraphs
 from opgrad.onnx.graph.subgraphs import in_bodies, sequence_type
 from opgrad.onnx.rules.coverage import reason
 from opgrad.onnx.rules.node import RULES, Declared, Gradients, Node, NoGradient
@@ -119,7 +119,7 @@ def taken_nodes(forward: Graph, nodes: Iterable[onnx.NodeProto]) -> Iterator[onn
 
 def _differentiable(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node reads at places that have a gradient."""
-    skipped = rule_of(node).constant
+    skipped = (0,) if detaches(node) else rule_of(node).constant
     given = (name for index, name in enumerate(node.input) if name and index not in skipped)
     return itertools.chain(given, outside(node))
 

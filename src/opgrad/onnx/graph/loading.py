@@ -139,7 +139,7 @@ def _twice(graph: onnx.GraphProto) -> Iterator[str]:
     tensors = [each.name for each in graph.initializer]
     inputs = {each.name for each in graph.input} - {*tensors}
     names = Counter([*tensors, *inputs, *(name for node in graph.node for name in node.output if name)])
-    yield from (f"{count} values have the name {name!r}" for name, count in names.items() if count > 1)
+    yield from (f"{count} values have the name {name!r}, expected one" for name, count in names.items() if count > 1)
 
 
 def _faults_of_calls(model: onnx.ModelProto) -> Iterator[str]:

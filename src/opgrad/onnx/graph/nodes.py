@@ -184,7 +184,18 @@ def is_known(op: str, opset: int) -> bool:
     return defs.has(op, opset, "") and not defs.get_schema(op, opset, "").deprecated
 
 
-SCOPES = "pkg.torch.onnx.name_scopes"  # of the exporter by torch.export: the paths of all modules around a node
+# Of the exporter by torch.export: the paths of all modules around a node, and the call for which it is written.
+SCOPES, CALL = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.fx_node"
+
+
+def call_of(node: onnx.NodeProto) -> str:
+    """The call of PyTorch for which a node was written; "" if it tells none."""
+    return next((each.value for each in node.metadata_props if each.key == CALL), "")
+
+
+def detaches(node: onnx.NodeProto) -> bool:
+    """Whether a node stands for Tensor.detach, through which no gradient goes."""
+    return node.op_type == "Identity" and "target=torch.ops.aten.detach." in call_of(node)
 
 
 def module_path(node: onnx.NodeProto) -> str | None:

@@ -12,7 +12,7 @@ from opgrad.onnx.graph.conversion import trains
 from opgrad.onnx.graph.facts import facts_of
 from opgrad.onnx.graph.graph import AMPLIFIED, FOLDED, Graph, constant_tensor, evaluate
 from opgrad.onnx.graph.messages import MICROSOFT, copied, domain_of, names_of
-from opgrad.onnx.graph.nodes import attributes_of, leave_out_results, needed, read_by, registering, subgraphs
+from opgrad.onnx.graph.nodes import attributes_of, detaches, leave_out_results, needed, read_by, registering, subgraphs
 from opgrad.onnx.graph.sizes import are_equal
 from opgrad.onnx.passes.patterns import at_each
 from opgrad.onnx.passes.sizes import Shapes, Term, slice_limits, terms_of
@@ -58,7 +58,7 @@ def _sizes_stay(graph: Graph, node: onnx.NodeProto) -> bool:
     return are_equal(graph.sizes(node.input[0]), graph.sizes(node.output[0]))
 
 
-unchanged("Identity")(lambda graph, node: True)
+unchanged("Identity")(lambda graph, node: not detaches(node))
 
 
 @unchanged("Dropout")
@@ -72,10 +72,7 @@ def _dropout(graph: Graph, node: onnx.NodeProto) -> bool:
 unchanged("Cast")(lambda graph, node: graph.element_type(node.input[0]) == attributes_of(node)["to"])
 
 
-@unchanged("CastLike")
-def _cast_like(graph: Graph, node: onnx.NodeProto) -> bool:
-    kinds = [graph.element_type(name) for name in node.input]
-    return kinds[0] is not None and kinds[0] == kinds[1]
+unchanged("CastLike")(lambda graph, node: len({graph.element_type(name) or name for name in node.input}) == 1)
 
 
 @unchanged("Reshape")
@@ -91,10 +88,7 @@ def _reshape(graph: Graph, node: onnx.NodeProto) -> bool:
 unchanged("Flatten", "Squeeze", "Unsqueeze")(lambda graph, node: _sizes_stay(graph, node))
 
 
-@unchanged("Tile")
-def _tile(graph: Graph, node: onnx.NodeProto) -> bool:
-    copies = Shapes(graph).numbers(node.input[1])
-    return copies is not None and set(copies) <= {1}
+unchanged("Tile")(lambda graph, node: {*(Shapes(graph).numbers(node.input[1]) or [0])} == {1})
 
 
 @unchanged("Expand")
@@ -110,11 +104,8 @@ def _expand(graph: Graph, node: onnx.NodeProto) -> bool:
 
 @unchanged("Transpose")
 def _transpose(graph: Graph, node: onnx.NodeProto) -> bool:
-    order = attributes_of(node).get("perm")
-    sizes = graph.sizes(node.input[0])
-    if order is None:
-        return sizes is not None and len(sizes) < 2
-    return list(order) == sorted(order)
+    order, sizes = attributes_of(node).get("perm"), graph.sizes(node.input[0])
+    return sizes is not None and len(sizes) < 2 if order is None else list(order) == sorted(order)
 
 
 unchanged("Concat", "Sum", "Max", "Min", "Mean")(lambda graph, node: len(node.input) == 1)

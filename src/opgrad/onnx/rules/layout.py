@@ -7,12 +7,12 @@ from onnx import TensorProto
 
 from opgrad.onnx.graph.formulas import LAST, Body, Value
 from opgrad.onnx.graph.messages import FLOATS
+from opgrad.onnx.graph.nodes import call_of
 from opgrad.onnx.graph.sizes import known
 from opgrad.onnx.rules.node import Gradients, Node, NoGradient, formula, gradient, reshape_like, zero_tensors
 
 SPLIT_SIZES_ARE_INPUT = 13  # opset
 AXES_OF_PAD = 3  # the index of this input
-CALL = "pkg.torch.onnx.fx_node"  # the call for which torch.onnx.export has written a node
 PADDING = re.compile(r"aten\.embedding\.default]\(args = \([^,]+, [^,]+, (\d+)")
 REDUCTIONS = ("none", "add", "mul", "max", "min")  # of Scatter
 
@@ -130,8 +130,8 @@ def moved_back(node: Node) -> Value:
 @gradient("Gather", constant=(1,), integers=True)
 def gather(node: Node) -> Value:
     """dx = 0; dx[.., index, ..] += dy, but for the row by which an Embedding of PyTorch pads."""
-    dy, index, calls = node.dy, node.required(1), (each for each in node.proto.metadata_props if each.key == CALL)
-    if padding := next(map(PADDING.search, (each.value for each in calls)), None):
+    dy, index = node.dy, node.required(1)
+    if padding := PADDING.search(call_of(node.proto)):
         dy = node.where(index.equals(int(padding[1])).unsqueeze(-1), 0, dy)
     return node.microsoft("GatherGrad", node.x.shape(), index, dy, axis=node.get("axis", 0))
 

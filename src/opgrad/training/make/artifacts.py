@@ -21,7 +21,7 @@ from opgrad.base.files import check_destinations, new_file, staged
 from opgrad.onnx.graph import conversion
 from opgrad.onnx.graph.loading import check_and_repair
 from opgrad.onnx.graph.messages import opset_of, size_of
-from opgrad.onnx.graph.nodes import all_nodes, attributes_of
+from opgrad.onnx.graph.nodes import all_nodes, attributes_of, call_of
 from opgrad.training.files import checkpoint
 from opgrad.training.files.artifact_set import FILES, ArtifactSet, note_outputs, read_rule
 from opgrad.training.files.checkpoint import Checkpoint, write_checkpoint
@@ -429,6 +429,9 @@ def _notes(made: Made) -> Iterator[str]:
     nodes = [(node.op_type, attributes_of(node)) for node in all_nodes(made.models.training.graph.node)]
     if any(op == "Dropout" or each.get("dropout") for op, each in nodes):  # or attention that it has become part of
         yield "Dropout with training_mode drops values in every step, as the model was exported to train"
+    calls = "".join(map(call_of, all_nodes(made.models.evaluation.graph.node)))
+    if "%detach" in calls and "aten.detach" not in calls:
+        yield "the exporter left detach() out, and gradients go through: export with optimize=False, which keeps it"
     yield from made.selection.notes()
     held = {each.name for each in made.models.trainable}
     if given := [name for name in made.selection.trainable if name not in held]:
