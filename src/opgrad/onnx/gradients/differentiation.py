@@ -17,7 +17,7 @@ from opgrad.onnx.graph.conversion import raise_opset
 from opgrad.onnx.graph.formulas import GraphBody, Value
 from opgrad.onnx.graph.graph import Graph, overridable
 from opgrad.onnx.graph.loading import load
-from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, copied, import_microsoft
+from opgrad.onnx.graph.messages import FLOATS, MICROSOFT, import_microsoft
 from opgrad.onnx.graph.nodes import all_nodes
 from opgrad.onnx.passes.attention import Recognition, fuse_attention
 from opgrad.onnx.passes.recompute import SEGMENTS, checkpoint, order_ends
@@ -135,7 +135,7 @@ def prepared(simple: Graph, of: Sequence[str], wanted: Sequence[str], in_tiles: 
 
     Raises ValueError for a name that the graph does not have.
     """
-    forward = simple.again(wanted)
+    forward = simple.again(wanted, simple.kept)
     values = {each.name for each in forward.graph.input} | forward.initializers.keys() | forward.producers.keys()
     for name in (*of, *wanted):
         if name not in values:
@@ -154,13 +154,12 @@ def with_attention(forward: Graph, of: Sequence[str], wanted: Sequence[str]) -> 
     """The graph with nodes that stand for attention as a whole, and what became of each softmax before a product."""
     if not any(node.op_type == "Softmax" for node in forward.nodes()):
         return forward, []
-    graph = Graph(copied(forward.model), overridable(forward.model).union(wanted), {*of, *wanted}, known=forward)
+    graph = forward.again(overridable(forward.model).union(wanted), forward.kept.union(of, wanted))
     passes.clean(graph)
     found = fuse_attention(graph)
-    if all(each.reason for each in found):
-        return forward, found
-    graph.refresh()
-    passes.clean(graph)
+    if not all(each.reason for each in found):
+        graph.refresh()
+        passes.clean(graph)
     return graph.again(wanted), found
 
 

@@ -186,7 +186,7 @@ def expand(forward: Graph, of: Iterable[str], wanted: Iterable[str]) -> Graph:
             in_bodies(forward, expand_body)
             forward.refresh()
             return forward
-        forward = Graph(model, wanted, taken=taken, known=forward)
+        forward = Graph(model, wanted, forward.kept, taken=taken, known=forward)
 
 
 def _expand_functions(forward: Graph, nodes: Iterable[onnx.NodeProto]) -> onnx.ModelProto | None:

@@ -34,19 +34,6 @@ WIDER: dict[int, tuple[int, ...]] = {
 unchanged = registering(TESTS)
 
 
-@at_each()
-def remove_no_ops(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Let the readers of a node that changes nothing read the node's input instead."""
-    test = TESTS.get(node.op_type)
-    if test is None or not node.input or not node.input[0] or not _is_read(graph, node):
-        return False
-    if test(graph, node):
-        return graph.alias(node.output[0], node.input[0])
-    neutral = {"Add": 0, "Mul": 1}.get(node.op_type)
-    is_second = neutral is not None and _is_neutral(graph, node.input[::-1], neutral)
-    return is_second and graph.alias(node.output[0], node.input[1])
-
-
 def _is_read(graph: Graph, node: onnx.NodeProto) -> bool:
     """Whether something reads the first result, and nothing reads another one."""
     needed = [bool(name) and (name in graph.kept or bool(graph.readers.get(name))) for name in node.output]
@@ -141,6 +128,18 @@ def _is_neutral(graph: Graph, operands: Sequence[str], number: float) -> bool:
     sizes, own = (graph.sizes(name) for name in operands)
     fits = sizes is not None and own is not None and len(own) <= len(sizes)
     return fits and graph.scalar(operands[1]) == number
+
+
+@at_each(*TESTS)
+def remove_no_ops(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Let the readers of a node that changes nothing read the node's input instead."""
+    if not node.input or not node.input[0] or not _is_read(graph, node):
+        return False
+    if TESTS[node.op_type](graph, node):
+        return graph.alias(node.output[0], node.input[0])
+    neutral = {"Add": 0, "Mul": 1}.get(node.op_type)
+    is_second = neutral is not None and _is_neutral(graph, node.input[::-1], neutral)
+    return is_second and graph.alias(node.output[0], node.input[1])
 
 
 @at_each("Cast", "Transpose", "Reshape")
