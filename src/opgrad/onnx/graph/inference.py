@@ -105,16 +105,10 @@ def infer(model: onnx.ModelProto, constants: Constants) -> tuple[Types, Types]:
 
 
 def infer_part(
-    model: onnx.ModelProto,
-    constants: Constants,
-    order: Sequence[onnx.NodeProto],
-    makers: Mapping[str, onnx.NodeProto],
-    nodes: Sequence[onnx.NodeProto],
-    initializers: Mapping[str, TensorProto],
-    types: Types,
-    sequences: Types,
+    model: onnx.ModelProto, constants: Constants, order: Sequence[onnx.NodeProto], makers: Mapping[str, onnx.NodeProto],
+    nodes: Sequence[onnx.NodeProto], initializers: Mapping[str, TensorProto], types: Types, sequences: Types,
     unused: int,
-) -> tuple[Types, Types]:
+) -> tuple[Types, Types]:  # fmt: skip
     """The types of the results of some nodes, from those of what they read, as `infer` returns them.
 
     model: whose nodes and values are not read. order: all nodes of its graph. makers: of each value its node. nodes:

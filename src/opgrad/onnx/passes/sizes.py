@@ -249,8 +249,7 @@ def simplify_shapes(graph: Graph) -> bool:
             if same and graph.alias(name, same[0]):
                 changed = True
                 continue
-        is_result = len(node.output) == 1 and name not in graph.kept
-        if is_result and sizes is not None and len(sizes) < 2:
+        if sizes is not None and len(sizes) < 2 and len(node.output) == 1 and name not in graph.kept:
             known = numbers(shapes(name))
             if known is not None:
                 dtype = helper.tensor_dtype_to_np_dtype(graph.element_type(name) or TensorProto.INT64)

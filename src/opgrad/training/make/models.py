@@ -135,13 +135,12 @@ def training_models(
     held = take_parameters(model, {*trainable, *frozen})
     evaluation = forms.evaluated(model, known)
     order = [each.name for each in model.graph.input if each.name in trainable]
-    are_known = True
+    types: Graph | None = known
     if precision == FLOAT32:
         changed = {each.name for each in held} & {*trainable, *forms.statistics(model, training=True)}
-        are_known = not compute_in_float32(model, changed)
+        types = None if compute_in_float32(model, changed) else known
         held = [widened(each, values) if each.name in changed else each for each in held]
     constants = [tensor_of(each.name, values.get(each.name, each)) for each in held if each.data_type not in FLOATS]
-    types = known if are_known else None
     made = training_graph(model, outputs[0], order, constants, [*ends, *names_in(checkpoint_segments)], types)
     training = made.model(checkpoint_segments)
     _add_bytes(training, values)
