@@ -174,7 +174,7 @@ def _picture(epoch):
         return path.read_bytes()
 
 
-WRITERS = (*(_artifacts, _smaller_artifacts, _exported, _exported_beside, _smaller_export, _step, _figures),)
+WRITERS = _artifacts, _smaller_artifacts, _exported, _exported_beside, _smaller_export, _step, _figures
 
 
 def failing_at(step, patch):
