@@ -59,24 +59,26 @@ def test_every_rule_is_checked():
 KINDS = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float64": TensorProto.DOUBLE}
 
 
-def oldest(kind):
+def oldest(op, kind):
     """The cases of every form, in the first opset whose operator takes the type.
 
     But for halves of those of which there is one opset alone, in which test_narrow_rules checks their types.
     """
-    known = sorted((case for case in CASES if case.opset <= NEWEST), key=lambda case: (case.domain, case.op, case.form))
-    for _, group in itertools.groupby(known, lambda case: (case.domain, case.op, case.form)):
+    known = sorted(
+        (case for case in BY_OPERATOR[op] if case.opset <= NEWEST), key=lambda case: (case.domain, case.form)
+    )
+    for _, group in itertools.groupby(known, lambda case: (case.domain, case.form)):
         cases = sorted(group, key=lambda case: case.opset)
         if kind == TensorProto.DOUBLE or cases[0].domain or len(cases) > 1:
             yield from itertools.islice((case for case in cases if allowed(case, kind)), 1)
 
 
-@pytest.mark.one_case  # test_narrow_rules computes in all of them, in the last opset, and checks types there
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", BY_OPERATOR)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_types_go_together(kind):
-    count = 0
-    for case in oldest(KINDS[kind]):
+@pytest.mark.one_in(3)  # test_narrow_rules computes in all of them, in the last opset, and checks types there
+def test_types_go_together(op, kind):
+    for case in oldest(op, KINDS[kind]):
         model, fed = typed(case, KINDS[kind])
         try:
             graph = gradients(model, "y0", list(fed), plain=True)
@@ -84,8 +86,12 @@ def test_types_go_together(kind):
         except Exception as error:
             error.add_note(f"case: {case}")
             raise
-        count += 1
-    assert count > (250 if kind == "float64" else 150)
+
+
+def test_types_of_every_operator_are_checked():
+    counts = {name: sum(len([*oldest(op, kind)]) for op in BY_OPERATOR) for name, kind in KINDS.items()}
+    assert counts["float64"] > 250
+    assert min(counts.values()) > 150
 
 
 OPERATORS = runtime_registry.operators()
