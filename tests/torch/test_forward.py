@@ -23,7 +23,6 @@ X, T = (torch.randn(3, 4, dtype=torch.float64, generator=generator) for _ in ran
 XS, TS = torch.stack([X, T]), torch.stack([T, X])
 LABELS, INDICES = torch.tensor([0, 3, 1]), torch.tensor([[0, 2], [2, 1]])
 WEIGHT = torch.tensor([0.5, 1, 2, 0.1], dtype=torch.float64)
-LOSS = {"weight": WEIGHT, "reduction": "none", "ignore_index": 3}
 
 
 def padded(x):
@@ -32,23 +31,22 @@ def padded(x):
     return torch.where((INDICES == 2)[..., None], y.detach(), y)
 
 
+def losses(ours=None, **options):
+    """A loss and PyTorch's. ours: options that the first alone has."""
+    return (
+        lambda x: opgrad.torch.cross_entropy(x, LABELS, **options, **ours or {}),
+        lambda x: functional.cross_entropy(x, LABELS, **options),
+    )
+
+
 FUNCTIONS = {
     "softmax": (opgrad.torch.softmax, lambda x: torch.softmax(x, -1)),
     "registered tanh": (torch.ops.opgrad.tanh, torch.tanh),
     "plain log_softmax": (lambda x: opgrad.log_softmax(x, axis=0), lambda x: torch.log_softmax(x, 0)),
     "quick_gelu": (lambda x: opgrad.torch.quick_gelu(x, 1.0), functional.silu),
-    "cross_entropy": (
-        lambda x: opgrad.torch.cross_entropy(x, LABELS, inplace_backward=True),
-        lambda x: functional.cross_entropy(x, LABELS),
-    ),
-    "losses": (
-        lambda x: opgrad.torch.cross_entropy(x, LABELS, **LOSS),
-        lambda x: functional.cross_entropy(x, LABELS, **LOSS),
-    ),
-    "smoothed": (
-        lambda x: opgrad.torch.cross_entropy(x, LABELS, label_smoothing=0.1),
-        lambda x: functional.cross_entropy(x, LABELS, label_smoothing=0.1),
-    ),
+    "cross_entropy": losses({"inplace_backward": True}),
+    "losses": losses(weight=WEIGHT, reduction="none", ignore_index=3),
+    "smoothed": losses(label_smoothing=0.1),
     "embedding": (lambda x: opgrad.torch.embedding(INDICES, x, 2), padded),
     "gather": (lambda x: opgrad.torch.gather(x, INDICES, 1).sin(), lambda x: x[:, INDICES].sin()),
     "softmax_grad": (
