@@ -87,8 +87,7 @@ def rms_normalization(node: Node) -> Gradients:
     """dx = inv_std * (g - n * mean(g * n)), n = x * inv_std, inv_std = 1 / sqrt(mean(x * x) + epsilon)."""
     axis = node.get("axis", -1) % node.rank()
     wide = node.wide().x
-    square = (wide * wide).mean(*range(axis, node.rank()))
-    inv_std = 1 / (square + node.get("epsilon", 1e-5)).apply("Sqrt")
+    inv_std = 1 / ((wide * wide).mean(*range(axis, node.rank())) + node.get("epsilon", 1e-5)).apply("Sqrt")
     return _gradients(node, "SimplifiedLayerNormalizationGrad", inv_std)
 
 
@@ -98,10 +97,9 @@ def lp_normalization(node: Node) -> Value:
     node = node.wide()
     axis, p = node.get("axis", -1), node.get("p", 2)
     norm = node.x.along("ReduceL2" if p == 2 else "ReduceL1", [axis % node.rank()], keepdims=1)
-    direction = node.y if p == 2 else node.x.apply("Sign")
     zero = norm.equals(0)
     y = node.where(zero, 0, node.x / node.where(zero, 1, norm))
-    dx = node.dy - (y if p == 2 else direction) * (node.dy * y).sum([axis % node.rank()])
+    dx = node.dy - (y if p == 2 else node.x.apply("Sign")) * (node.dy * y).sum([axis % node.rank()])
     return node.where(zero, 0, dx / node.where(zero, 1, norm))
 
 
