@@ -347,9 +347,6 @@ def kernels():
                     yield f"{module.name}.{name}", value
 
 
-ROOMS = ("cpu/compiler/", "cpu/kernels/loops/", "cpu/kernels/numerics/")  # what kernels of all families are made of
-
-
 def test_kernels_depend_on_a_handful_of_files():
     found = {name: {place(each) for each in sources.reached(kernel.function)} for name, kernel in kernels()}
     assert len(found) > 100

@@ -11,7 +11,6 @@ from opgrad.ops import graph_operators
 
 OPERATORS = {name: graph_operators()[name] for name in ("lstm_training", "lstm_grad", "gru_training", "gru_grad")}
 LAYERS = {"lstm": ("y", "y_h", "y_c", "cells", "gates"), "gru": ("y", "y_h", "gates")}
-INPUTS = ("x", "w", "r", "bias", "initial_h", "initial_c", "peepholes")
 
 
 def results_of(name, given):

@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+from samples import fails, refused
 
 import opgrad
 
@@ -283,18 +284,16 @@ def test_wrong_labels_are_named_as_the_caller_does(options, gradient):
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_wrong_indices_are_named_as_the_caller_does(gradient):
-    weight = torch.randn(3, 4).requires_grad_(gradient)
+    weight, embedding = torch.randn(3, 4).requires_grad_(gradient), opgrad.torch.embedding
     for padding in (None, 1):
-        with pytest.raises(ValueError, match=r"^embedding: input\[1, 0\] is 3, expected -3 to 2$"):
-            opgrad.torch.embedding(torch.tensor([[0], [3]]), weight, padding)
-    with pytest.raises(TypeError, match=r"^embedding: input has dtype float32, expected one of int32, int64$"):
-        opgrad.torch.embedding(torch.ones(2), weight)
-    with pytest.raises(TypeError, match=r"^embedding: weight has dtype int64, expected one of float32, "):
-        opgrad.torch.embedding(torch.tensor([0]), LABELS[:, None])
-    with pytest.raises(ValueError, match=r"^gather: indices\[0\] is 3, expected -3 to 2$"):
-        opgrad.torch.gather(weight, torch.tensor([3]))
-    with pytest.raises(ValueError, match=r"^gather: indices\[0\] is 3, expected -3 to 2$"):
-        torch.ops.opgrad.gather(weight, torch.tensor([3]))
+        message = "embedding: input[1, 0] is 3, expected -3 to 2"
+        fails(ValueError, message, embedding, torch.tensor([[0], [3]]), weight, padding)
+    message = "embedding: input has dtype float32, expected one of int32, int64"
+    fails(TypeError, message, embedding, torch.ones(2), weight)
+    message = "^embedding: weight has dtype int64, expected one of float32, "
+    refused(TypeError, message, embedding, torch.tensor([0]), LABELS[:, None])
+    for gather in (opgrad.torch.gather, torch.ops.opgrad.gather):
+        fails(ValueError, "gather: indices[0] is 3, expected -3 to 2", gather, weight, torch.tensor([3]))
 
 
 def test_wrong_labels_of_registered_operators_have_their_names():
