@@ -146,7 +146,7 @@ def duplicate():
         (perceptron, "--loss mse --prefix a/b", "--prefix is 'a/b', expected the beginning of file names"),
         (two_outputs, "--loss cross-entropy", "--loss-input says which outputs the loss takes"),
         (unnamed, "--loss mse", "my.own.Strange (the node that makes 'a'): there is no rule for it; opgrad."),
-        (duplicate, "--loss mse", "'h' has been used as output names multiple times"),
+        (duplicate, "--loss mse", "2 values have the name 'h', expected one"),
         (lambda: build("g (int64[batch] x) => (int64[batch] y) { y = Abs(x) }"), "--loss mse", "expected a float type"),
     ],
 )  # fmt: skip
@@ -234,7 +234,10 @@ def test_options_count_more_than_the_recipe_beside_a_model(tmp_path, monkeypatch
         assert (status, message is None or message in text) == (int(message is not None), True), text
     (folder / "recipe.toml").write_text('loss = "cross-entropy"')
     succeeds("train", folder, "--data", rows, "--epochs", "1")
-    succeeds("train", folder, "--data", rows, "--epochs", "2", "--resume", "runs/model/last.checkpoint")
+    going_on = "train", folder, "--data", rows, "--epochs", "2", "--resume", "runs/model/last.checkpoint"
+    told = fails(*going_on, "--label-smoothing", "0.5")
+    assert "last.checkpoint is of a run with --loss cross-entropy, expected the same" in told
+    succeeds(*going_on, "--loss", "cross-entropy")
 
 
 def test_the_command_to_go_on_has_the_options_of_the_model():

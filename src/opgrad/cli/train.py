@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from opgrad.training.run.recipe import Recipe
     from opgrad.training.run.state import Resumption
 
+OPTIONS = "opgrad.options"  # a property of checkpoints: the options by which the artifacts of a model were made
+
 
 @dataclass(frozen=True)
 class Settings(RunSettings):
@@ -124,16 +126,16 @@ def train(
         job.check_device(paths.device, processes)
         options = given(*making.groups) | ({"--artifacts": paths.artifacts} if paths.artifacts else {})
         if is_set and options:
-            are = "is" if len(options) == 1 else "are"
-            raise ValueError(
-                f"train: {', '.join(options)} {are} for an .onnx file; {path} is an artifact set, where this is settled"
-            )
+            raise ValueError(f"train: {', '.join(options)}: for an .onnx file; {path} is an artifact set, with its own")
         if paths.export is not None:
             stack.enter_context(made_folder(paths.export.absolute().parent))
             destination(paths.export)
         artifacts = ArtifactSet.load(path) if path.is_dir() else None
         output = paths.output or Path("runs") / (path.stem if artifacts is None else artifacts.name)
         resumption, recipe = _recipe(path, settings, paths, output, processes)
+        way = shlex.join(words(given(*making.with_recipe(recipe).groups)))
+        if resumption and not is_set and (before := resumption.properties.get(OPTIONS, way)) != way:
+            raise ValueError(f"resume: {resumption.path} is of a run with {before or 'no options'}, expected the same")
         if artifacts is None:
             if paths.data is None and resumption is None and recipe.dataset is None:
                 raise ValueError(f"train: no data for {path}, expected --data or a dataset named in {FILE} beside it")
@@ -150,7 +152,7 @@ def train(
         try:
             with TrainingBar(screen, artifacts.name, epochs=recipe.epochs) as bar:
                 what = artifacts, recipe, paths.data, output, bar, resumption, processes, finish, settings.log or ()
-                run = job.train(*what, paths.device)
+                run = job.train(*what, paths.device, {} if is_set else {OPTIONS: way})
         except Interrupted as interruption:
             going_on = RunSettings(log=settings.log), replace(paths, resume=None), *making.groups
             options = {"--resume": interruption.checkpoint, **given(*going_on)}

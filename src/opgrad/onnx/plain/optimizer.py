@@ -217,6 +217,4 @@ def mixed_precision_scale(call: Call) -> Results:
     is_single = call.input_types[-1] in (*HALVES, TensorProto.FLOAT)
     factor, *values = (each.cast(TensorProto.FLOAT if is_single else TensorProto.DOUBLE) for each in (factor, *values))
     scaled = [(each * factor.scalar()).cast(target) for each in values]
-    if call.get("fuse_outputs", 0):
-        return call.body.concat(*(each.reshape([-1]) for each in scaled))
-    return scaled
+    return call.body.concat(*(each.reshape([-1]) for each in scaled)) if call.get("fuse_outputs", 0) else scaled

@@ -88,9 +88,7 @@ class Run(Trained):
         before, after = self.state.initial_loss, self.state.history[-1].train_loss
         if before is not None and after > DIVERGED * max(1.0, abs(before)):
             return f"the training loss of the last epoch is {after:.3g}, and {before:.3g} before the training"
-        if not math.isfinite(self.test.loss):
-            return f"the test loss is {self.test.loss}"
-        return None
+        return None if math.isfinite(self.test.loss) else f"the test loss is {self.test.loss}"
 
     @property
     def seconds(self) -> float:
@@ -124,6 +122,7 @@ def train(
     artifacts: ArtifactSet, recipe: Recipe, file: Path | None, output: Path, progress: Progress,
     resumption: Resumption | None = None, processes: OneProcess | None = None,
     finish: Callable[[Path], None] | None = None, loggers: Sequence[str] = (), device: str = "cpu",
+    properties: Mapping[str, str] | None = None,
 ) -> Run | None:  # fmt: skip
     """Train an artifact set and write what it gives into a folder.
 
@@ -137,7 +136,7 @@ def train(
     processes: which train together, all calling; the first writes, and alone returns a run. None: this one alone.
     finish: changes the file of the trained model before it is evaluated; None leaves it as it is.
     loggers: what gets the figures while they come, of `LOGGERS`.
-    device: where this process trains, see `Trainer`; several processes train on CPUs.
+    device: where this process trains, see `Trainer`; several processes train on CPUs. properties: of the checkpoints.
     Raises `Interrupted` after Ctrl-C, `Diverged` for parameters that are no numbers, ValueError for what does not fit.
     """
     check_loggers(loggers)
@@ -163,8 +162,8 @@ def train(
             first = np.arange(rows or min(BATCH_ROWS, training.rows))
             state.initial_loss = trainer.evaluate(training.take(first), recipe.batch_size).loss
         trainer.check_export()
-        properties = resumption.properties if resumption else {}
-        fit = Fit(trainer, training, validation, state, output, properties, processes, loggers=loggers)
+        own = {**(resumption.properties if resumption else {}), **(properties or {})}
+        fit = Fit(trainer, training, validation, state, output, own, processes, loggers=loggers)
         processes.on_first(lambda: make_folder(output, resumption))
         before = state.all_seconds
         fit.run(progress)
