@@ -34,10 +34,6 @@ from opgrad.training.engine.memory import FlatOptimizer, TrainingMemory
 from opgrad.training.engine.training_graph import BoundGraph, open_training, session_options
 from opgrad.training.run.job import sample_batch
 
-models: Any = None
-with suppress(ImportError):  # without PyTorch
-    from bench.steps import models
-
 OLD_API, OWN_API = "onnxruntime.training.api", "opgrad.training.api"
 COLD, WARM = "cold", "warm"
 STARTS = 3  # processes whose median counts, but for the cold one
@@ -184,6 +180,7 @@ def run(options: StepOptions, progress: Progress, folders: Sequence[Path] = ()) 
     batches = _batches(options.batches) if options.batches else BATCHES
     seconds = options.seconds_of(SECONDS)
     alone = bool(folders or options.models)
+    models = in_pytorch()
     known = (*models.MODELS, *models.LONG_MODELS) if models else ("none, without PyTorch",)
     check("models", options.names("models"), known)
     names = options.names("models") or (known if models and not alone else ())
@@ -224,16 +221,25 @@ def _batches(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
+def in_pytorch() -> Any:
+    """The module with models in PyTorch, which tables of results do without; None without PyTorch."""
+    try:
+        from bench.steps import models
+    except ImportError:
+        return None
+    return models
+
+
 def _architecture(name: str, seconds: float, old_python: Path | None) -> dict[str, Any]:
     """The step of an architecture, whose artifact set is made now."""
     with TemporaryDirectory() as folder:
-        artifacts, rows, batch, step, with_scores = models.architecture(name, Path(folder))
+        artifacts, rows, batch, step, with_scores = in_pytorch().architecture(name, Path(folder))
         return measure_set(artifacts, rows, seconds, old_python, batch, step, with_scores)
 
 
 def _of_torch(measure: Callable[..., dict[str, Any]], name: str, seconds: float) -> dict[str, Any]:
     """What is measured of the gradients of a model in PyTorch."""
-    return measure(models.subject(name), seconds)
+    return measure(in_pytorch().subject(name), seconds)
 
 
 def _generated(artifacts: ArtifactSet, batch: int, seconds: float) -> dict[str, Any]:
@@ -274,7 +280,7 @@ def measure_set(
         except (ValueError, RuntimeError) as error:
             return {"set": artifacts.name, "batch": batch, "left_out": " ".join(str(error).split())}
         try:
-            if models is None:
+            if (models := in_pytorch()) is None:
                 raise NotImplementedError("PyTorch is not installed")
             make = in_torch or partial(models.chain_step, artifacts, data)
             for count in thread_counts():
