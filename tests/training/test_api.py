@@ -27,8 +27,8 @@ def test_gradients_add_up_until_they_are_reset():
         module.lazy_reset_grad()
         module(*each)
         single.append({name: gradient.copy() for name, gradient in module.gradients.items()})
-    module.lazy_reset_grad()
     before = module.gradients["W1"].copy()
+    module.lazy_reset_grad()
     np.testing.assert_array_equal(module.gradients["W1"], before)
     for each in batches:
         module(*each)

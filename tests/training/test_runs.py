@@ -181,9 +181,8 @@ def test_what_cannot_be_resumed_is_told_before_anything_is_written(digits, tmp_p
         assert message in told
         assert not out.exists()
     shutil.copy(checkpoint, tmp_path / BEST)
-    told = succeeds(
-        "train", EXAMPLES / "digits", "--output", out, "--resume", lone, "--epochs", "9"
-    )  # the best epoch is the second, of which this is the checkpoint
+    # The best epoch is the second, of which this is the checkpoint.
+    succeeds("train", EXAMPLES / "digits", "--output", out, "--resume", lone, "--epochs", "9")
     write_checkpoint(replace(read_checkpoint(checkpoint), properties={PROPERTY: "{}"}), checkpoint)
     told = fails("train", EXAMPLES / "digits", "--resume", checkpoint)
     assert told == f"opgrad: resume: {checkpoint}: the property {PROPERTY} is none that this version of opgrad wrote\n"

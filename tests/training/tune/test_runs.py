@@ -306,8 +306,8 @@ def test_weights_of_messages(tmp_path, model, given):
     """An answer with twice the weight counts as one that is there twice, in the loss and in the step."""
     first, second = (each["messages"] for each in LINES[:2])
     twice = write_lines(tmp_path / "twice.jsonl", [{"messages": each} for each in (first, second, second)])
-    weighed = [first[:1] + first[1:], [second[0], {**second[1], "weight": 2.0}]]
-    once = write_lines(tmp_path / "once.jsonl", [{"messages": each} for each in weighed])
+    weighed = [second[0], {**second[1], "weight": 2.0}]
+    once = write_lines(tmp_path / "once.jsonl", [{"messages": each} for each in (first, weighed)])
     settings = {**SETTINGS, "epochs": 2, "batch_size": 3}
     runs = [Tuner(model, **given).fit(data, tmp_path / data.stem, **settings) for data in (twice, once)]
     losses = [[each.train_loss for each in run.state.history] for run in runs]
