@@ -90,7 +90,7 @@ ALL = OPTIONS["all of them"] | {"key_lengths": np.array([80, 61])}
 @pytest.mark.parametrize(
     ("dtype", "other"), [*((each, each) for each in FLOATS), ("bfloat16", "float32")], ids=lambda dtype: dtype
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_dtypes(dtype, options, other, rng):
     """Of all arrays, and beside a sink and a mask; those of another dtype have kernels of their own."""
     given, dy = arrays(rng, (2, 4, 2, 70, 90, 40, 72), dtype)
@@ -257,6 +257,7 @@ def in_float64(q, k, v, mask, dy, sink=None):
 @pytest.mark.parametrize(
     "sizes", [(1, 2, 2, 5, 7, 8, 8), (2, 4, 2, CHUNK + 3, KEYS + 9, 9, 11), (1, 2, 1, 1, 4 * KEYS, 8, 8)]
 )
+@pytest.mark.one_in(2)
 def test_masks_that_hide_all_keys_alike(sizes, dtype, low, has_sink, rng):
     """The least number of a dtype hides a key beside others; where all are hidden by it, the query sees all."""
     given, dy = arrays(rng, sizes, dtype)

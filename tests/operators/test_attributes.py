@@ -137,7 +137,7 @@ SCALES = {"softmax": (3.0, -3.0, 30.0, 1e-3), "softmax_grad": (0.9, -1.0, 20.0)}
 @one_of_each
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("chain", [0, 1])
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_post_ops_without_operands(name, chain, dtype, rng):
     for shape, scale in itertools.product(((3, 67), (2, 2, 37), (2, 41)), SCALES[name]):  # rows, which have one kernel
         given = {"result_scale": scale, "post_ops": eltwise_chains(name)[chain], "note": f"{shape}, {scale}"}
@@ -231,7 +231,7 @@ def test_everything_at_once(name, layout, rng, threads):
 
 @gradient_names
 @pytest.mark.parametrize("layout", SHAPES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_gradients_of_operands(name, layout, rng, threads):
     """In the order of the post-ops, floating-point ones alone; in one thread the same bits."""
     shape, axis = SHAPES[layout]
@@ -246,7 +246,7 @@ def test_gradients_of_operands(name, layout, rng, threads):
 
 
 @every_form
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_every_length(name, inf_as_zero, rng):
     """Rows of 1 to 130 numbers, long ones, and rows in several blocks; columns and strips, whose vectors lie across,
     of fewer lengths."""
