@@ -61,7 +61,8 @@ setup: $(VENV)/.torch $(MINIMUM)/.installed
 train: $(VENV)/.train
 	$(RUN)/opgrad train examples/digits
 
-# Of a test with several parameters as many cases as have every level of each, others for each commit; CASES=all runs all.
+# Of a test with several parameters as many cases as have every level of each, of one marked `one_in` a part of them,
+# others for each commit; CASES=all runs all.
 CASES := levels
 CHOSEN := OPGRAD_CASES=$(CASES) OPGRAD_TURN=$$(git rev-parse HEAD 2>/dev/null)
 
