@@ -34,7 +34,7 @@ GRAPH_OPERATORS = [graph_operators()[name] for name in ("dropout", "concat_train
 
 
 @pytest.mark.parametrize("op", [*operators().values(), *GRAPH_OPERATORS], ids=lambda op: op.name)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_every_operator_passes(op):
     """As in a test that is no full one. Of training graphs those with a mask, with a list and without a float: the
     results of all their examples are held to the same tolerance in operators/test_graph_ops."""

@@ -25,7 +25,7 @@ each_dtype = pytest.mark.parametrize(("op", "onnx", "dtype"), TYPED, ids=[f"{o.n
 
 
 @each_dtype
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_against_the_reference(op, onnx, dtype):
     """Examples that differ in shapes alone, which the model does not tell, go through one session."""
     session = functools.cache(InferenceSession)
