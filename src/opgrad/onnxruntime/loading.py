@@ -125,7 +125,7 @@ class _Trials:
         copy = copied(node)
         copy.name = "node"
         if not any(subgraphs(node)):  # whose tensors have the names of the outer ones
-            names = {name: f"t{place}" for place, name in enumerate(dict.fromkeys([*outer, *node.output]))} | {"": ""}
+            names = {name: f"t{index}" for index, name in enumerate(dict.fromkeys([*outer, *node.output]))} | {"": ""}
             copy.input[:] = [names[name] for name in node.input]
             copy.output[:] = [names[name] for name in node.output]
             for item in (*inputs, *outputs):

@@ -61,11 +61,11 @@ def _slices(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
     table, slices = (next(iter(op.results)), "dy") if backward else ("x", next(iter(op.results)))
     rank, picked = len(given["shape"] if backward else shapes["x"]), len(shapes["indices"])
     axis = given["axis"] % rank
-    for place in range(rank):
-        if place != axis:
-            yield {table: Shard(place), slices: Shard(place if place < axis else place - 1 + picked)}
-    for place in range(picked):
-        yield {"indices": Shard(place), slices: Shard(axis + place), table: Partial("sum") if backward else Replicate()}
+    for index in range(rank):
+        if index != axis:
+            yield {table: Shard(index), slices: Shard(index if index < axis else index - 1 + picked)}
+    for index in range(picked):
+        yield {"indices": Shard(index), slices: Shard(axis + index), table: Partial("sum") if backward else Replicate()}
 
 
 def _rotary(op: Operator, shapes: Shapes, given: Given) -> Iterator[Placements]:
@@ -90,8 +90,8 @@ def _normalization(op: Operator, shapes: Shapes, given: Given) -> Iterator[Place
     """Shards along the axes before those that are normalized; gradients of scale and bias are added up."""
     rank, axis = len(shapes["x"]), given["axis"]
     first = (axis[0] if isinstance(axis, list | tuple) else axis) % rank
-    for place in range(first):
-        rows: Placements = {name: Shard(place) for name in ("dy", "x", "mean", "inv_std", "y", "dx")}
+    for index in range(first):
+        rows: Placements = {name: Shard(index) for name in ("dy", "x", "mean", "inv_std", "y", "dx")}
         yield {**rows, "dscale": Partial("sum"), "dbias": Partial("sum")}
 
 

@@ -202,7 +202,7 @@ def _nodes(graph: onnx.GraphProto, choose: Choose) -> list[str]:
         node.name = free_name(node.name or node.output[0], taken)
     held = {each.name for each in graph.initializer if each.data_type == TensorProto.FLOAT}
     read = {
-        node.name: held.intersection(node.input[place] for place in PLACES[node.op_type] if place < len(node.input))
+        node.name: held.intersection(node.input[index] for index in PLACES[node.op_type] if index < len(node.input))
         for node in graph.node
         if node.op_type in PLACES
     }

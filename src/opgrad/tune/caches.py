@@ -286,10 +286,10 @@ def _attention(node: Node, starts: Value, _: Value) -> Value:
     if not node.get("is_causal", 0) or node.input(3) is not None:
         raise NoGradient("is not causal, or has a mask")
     if node.rank() > 3:
-        parts = [node.required(place).squeeze(0).transpose(1, 0, 2) for place in range(3)]
+        parts = [node.required(index).squeeze(0).transpose(1, 0, 2) for index in range(3)]
     else:
         counts = [node.get(name) for name in ("q_num_heads", "kv_num_heads", "kv_num_heads")]
-        parts = [_by_heads(node.required(place), count) for place, count in enumerate(counts)]
+        parts = [_by_heads(node.required(index), count) for index, count in enumerate(counts)]
     given = {"causal": "top_left", "softcap": node.get("softcap", 0.0), **_scale(node)}
     y = of_sequences(node, parts, starts, None, **given)
     if node.rank() > 3:
@@ -302,11 +302,11 @@ def _attention(node: Node, starts: Value, _: Value) -> Value:
 
 def _multi_head(node: Node, starts: Value, _: Value) -> Value:
     """MultiHeadAttention of com.microsoft, with queries, keys and values [1, L, heads * H] apart."""
-    if not node.get("unidirectional", 0) or any(node.input(place) is not None for place in range(3, 8)):
+    if not node.get("unidirectional", 0) or any(node.input(index) is not None for index in range(3, 8)):
         raise NoGradient("is not causal, or has a mask or a bias")
-    if node.input(1) is None or node.input(2) is None or any(node.rank(place) != 3 for place in range(3)):
+    if node.input(1) is None or node.input(2) is None or any(node.rank(index) != 3 for index in range(3)):
         raise NoGradient("has queries, keys and values in one array")
-    parts = [_by_heads(node.required(place), node.get("num_heads")) for place in range(3)]
+    parts = [_by_heads(node.required(index), node.get("num_heads")) for index in range(3)]
     return of_sequences(node, parts, starts, None, causal="top_left", **_scale(node))
 
 

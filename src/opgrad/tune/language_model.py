@@ -90,7 +90,7 @@ def reshaped(model: onnx.ModelProto, values: Mapping[str, Held]) -> dict[str, He
         if tensor is None or shape is None or tensor.data_type in FEW_BITS:
             continue
         held = found[tensor.name] if is_placeholder(tensor) else tensor
-        sizes = [tensor.dims[place] if size == 0 else int(size) for place, size in enumerate(shape.tolist())]
+        sizes = [tensor.dims[index] if size == 0 else int(size) for index, size in enumerate(shape.tolist())]
         array: np.ndarray = array_of(held).reshape(sizes)
         name = node.output[0]
         if is_placeholder(tensor):

@@ -319,8 +319,8 @@ class _AdapterWriter:
         if not adapter.lora.dora:
             return part + low
         factor = self._value(adapter.magnitude) if self._scaled else self._factor(adapter, node)
-        place = facts_of(node).bias
-        name = node.input[place] if place and place < len(node.input) else ""
+        index = facts_of(node).bias
+        name = node.input[index] if index and index < len(node.input) else ""
         if not name:
             return (part + low) * factor
         if attributes_of(node).get("beta", 1.0) != 1:

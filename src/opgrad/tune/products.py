@@ -72,8 +72,8 @@ def unreached(model: onnx.ModelProto, logits: str) -> int:
     reached = {node.output[0] for node in needed(nodes, [logits])}
     places = [(node, facts_of(node).stored) for node in nodes if node.op_type not in TABLES]
     return sum(
-        place is not None and place < len(node.input) and node.input[place] in held and node.output[0] not in reached
-        for node, place in places
+        index is not None and index < len(node.input) and node.input[index] in held and node.output[0] not in reached
+        for node, index in places
     )
 
 
@@ -115,16 +115,16 @@ class _ProductSearch:
     # --- single products ---
 
     def _product(self, node: onnx.NodeProto) -> WeightProduct | None:
-        place = facts_of(node).stored
+        index = facts_of(node).stored
         if node.op_type == "MatMulInteger":
             return self._dynamic(node)
-        if place is None or len(node.input) <= place:
+        if index is None or len(node.input) <= index:
             return None
-        weight = self._stored(node.input[place])
+        weight = self._stored(node.input[index])
         if weight is None:
             return None
         tensor, given = self._graph.initializers[weight], attributes_of(node)
-        sizes = self._sizes(node, place, given)
+        sizes = self._sizes(node, index, given)
         if sizes is None or (node.op_type in TABLES and not self._is_lookup(node)):
             return None
         operand, bits = node.input[1 if node.op_type in TABLES else 0], given.get("bits")
@@ -133,7 +133,7 @@ class _ProductSearch:
         return WeightProduct(
             node=node.name, op=node.op_type, layer=-1, role="other", input=operand, output=node.output[0],
             weight=weight, inputs=sizes[0], outputs=sizes[1], bits=bits,
-            trainable=tensor.data_type in FLOATS and weight == node.input[place], module=module_path(node) or "",
+            trainable=tensor.data_type in FLOATS and weight == node.input[index], module=module_path(node) or "",
             bias=self._bias(node),
         )  # fmt: skip
 
@@ -152,9 +152,9 @@ class _ProductSearch:
         )  # fmt: skip
 
     def _bias(self, node: onnx.NodeProto) -> str:
-        place = facts_of(node).bias
+        index = facts_of(node).bias
         sums = [each for each in self._graph.readers.get(node.output[0], ()) if each.op_type == "Add"]
-        added = [*(node.input[place : place + 1] if place else ()), *(name for each in sums for name in each.input)]
+        added = [*(node.input[index : index + 1] if index else ()), *(name for each in sums for name in each.input)]
         return next((name for name in added if name in self._graph.initializers), "")
 
     def _stored(self, name: str) -> str | None:
@@ -166,7 +166,7 @@ class _ProductSearch:
             name = node.input[0]
         return name
 
-    def _sizes(self, node: onnx.NodeProto, place: int, given: Mapping[str, object]) -> tuple[int, int] | None:
+    def _sizes(self, node: onnx.NodeProto, index: int, given: Mapping[str, object]) -> tuple[int, int] | None:
         """The sizes of the last axes of operand and result."""
         if node.op_type == "MatMulNBits":
             k, n = given.get("K"), given.get("N")
@@ -177,7 +177,7 @@ class _ProductSearch:
             bits = given.get("bits", 4)
             each = 8 // bits if packed and isinstance(bits, int) else 1
             return None if stored is None else (stored[0], math.prod(stored[1:]) * each)
-        sizes = self._graph.known(node.input[place])
+        sizes = self._graph.known(node.input[index])
         if sizes is None or len(sizes) < 2 or (node.op_type != "Conv" and len(sizes) > 2):
             return None
         if node.op_type == "Conv":
@@ -245,7 +245,7 @@ class _ProductSearch:
                 head = columns // (heads + 2 * shared)
                 sizes = [heads * head, shared * head, shared * head]
         if sizes is not None and sum(sizes) == columns:
-            ends = [sum(sizes[: place + 1]) for place in range(3)]
+            ends = [sum(sizes[: index + 1]) for index in range(3)]
             bounds = zip("qkv", ends, sizes, strict=True)
             self._parts[name] = tuple((role, end - size, end) for role, end, size in bounds)
 

@@ -197,11 +197,11 @@ def bias_softmax(rng: np.random.Generator, cases: Cases = BIASES) -> Iterator[Ex
 
 
 def softmax_dropout_grad(rng: np.random.Generator, cases: Cases = SOFTMAXES) -> Iterator[Example]:
-    for place, (shape, axis) in enumerate(cases):
+    for index, (shape, axis) in enumerate(cases):
         e = np.exp(rng.normal(size=shape))
         axes = tuple(range(axis % len(shape), len(shape)))
         dy, mask, y = rng.normal(size=shape), rng.random(shape) > 0.1, e / e.sum(axes, keepdims=True)
-        arguments = {"dy": dy, "mask": mask, "y": y, "ratio": (0.1, 0.0, 0.5, 1.0)[place % 4], "axis": axis}
+        arguments = {"dy": dy, "mask": mask, "y": y, "ratio": (0.1, 0.0, 0.5, 1.0)[index % 4], "axis": axis}
         yield Example(arguments, terms=math.prod(shape[axis:]))
 
 
@@ -242,16 +242,16 @@ def _of_attention(rng: np.random.Generator, cases: Cases) -> Iterator[tuple[dict
 
 
 def attention(rng: np.random.Generator, cases: Cases = ATTENTIONS) -> Iterator[Example]:
-    for place, (given, terms) in enumerate(_of_attention(rng, cases)):
-        yield Example(given | {"needs": ("y", "lse") if place else ("y",)}, terms)
+    for index, (given, terms) in enumerate(_of_attention(rng, cases)):
+        yield Example(given | {"needs": ("y", "lse") if index else ("y",)}, terms)
 
 
 def attention_grad(rng: np.random.Generator, cases: Cases = ATTENTIONS) -> Iterator[Example]:
-    for place, (given, terms) in enumerate(_of_attention(rng, cases)):
+    for index, (given, terms) in enumerate(_of_attention(rng, cases)):
         y, lse = reference("attention")(**given, needs=("y", "lse"))
         more = {"dmask": given.get("mask"), "dsink": given.get("sink")}
         needs = ("dq", "dk", "dv", *(name for name, each in more.items() if each is not None and each.dtype != bool))
-        kept = {"y": y, "lse": lse} | ({"dlse": rng.normal(size=lse.shape)} if place else {})
+        kept = {"y": y, "lse": lse} | ({"dlse": rng.normal(size=lse.shape)} if index else {})
         yield Example({"dy": rng.normal(size=y.shape), **given, **kept, "needs": needs}, terms)
 
 
@@ -286,10 +286,10 @@ ROTATIONS: tuple[tuple[Shape, Shape, int, Shape, dict[str, Any]], ...] = (
 
 
 def _rotated(rng: np.random.Generator, cases: Cases = ROTATIONS, *, name: str) -> Iterator[Example]:
-    for place, (shape, rows, turned, named, attributes) in enumerate(cases):
+    for index, (shape, rows, turned, named, attributes) in enumerate(cases):
         angles = rng.uniform(0, 7, (*rows, turned // 2))
         arrays = {name: rng.normal(size=shape), "cos_cache": np.cos(angles), "sin_cache": np.sin(angles)}
-        integers = rng.integers(-rows[0], rows[0], named, np.int64 if place % 2 else np.int32)
+        integers = rng.integers(-rows[0], rows[0], named, np.int64 if index % 2 else np.int32)
         yield Example({**arrays, **({"position_ids": integers} if named else {}), **attributes}, terms=2)
 
 
@@ -378,16 +378,16 @@ def _cross_entropies(
     rng: np.random.Generator, cases: Cases = LOGITS, *, sparse: bool, backward: bool
 ) -> Iterator[Example]:
     """Labels that are classes or probabilities, with weights and without, in all reductions."""
-    for place, shape in enumerate(cases):
-        given: dict[str, Any] = {"reduction": REDUCTIONS[(place + 1) % 3]}
+    for index, shape in enumerate(cases):
+        given: dict[str, Any] = {"reduction": REDUCTIONS[(index + 1) % 3]}
         if backward:
             given["dy"] = normal(rng, shape[:-1] if given["reduction"] == "none" else ())
             given["log_prob"] = _log_prob(normal(rng, shape))
         else:
             given["logits"] = normal(rng, shape)
         if sparse:
-            given["labels"] = rng.integers(0, shape[-1], shape[:-1]).astype(np.int32 if place % 2 else np.int64)
-            given |= {"weight": np.asarray(rng.random(shape[:-1]))} if place % 4 < 2 else {}
+            given["labels"] = rng.integers(0, shape[-1], shape[:-1]).astype(np.int32 if index % 2 else np.int64)
+            given |= {"weight": np.asarray(rng.random(shape[:-1]))} if index % 4 < 2 else {}
         else:
             given["labels"] = np.exp(_log_prob(normal(rng, shape)))
         yield Example(given, 1 if backward else shape[-1])
@@ -473,16 +473,16 @@ SCALES: tuple[dict[str, float], ...] = ({}, {"softcap": 3.0, "temperature": 0.7}
 
 def _shards(rng: np.random.Generator, cases: Cases) -> Iterator[dict[str, Any]]:
     """The arguments that both operators have: labels of the shard and of others, with weights and without."""
-    for place, (samples, n) in enumerate(cases):
-        labels = rng.integers(0, n + 20, samples, dtype=np.int32 if place % 2 else np.int64)
-        weight = {"weight": rng.random(n) + 0.5} if place % 4 > 1 else {}
+    for index, (samples, n) in enumerate(cases):
+        labels = rng.integers(0, n + 20, samples, dtype=np.int32 if index % 2 else np.int64)
+        weight = {"weight": rng.random(n) + 0.5} if index % 4 > 1 else {}
         given = {"logits": 3 * rng.normal(size=(samples, n)), "labels": labels, "first": 10}
-        yield {**given, **weight, **SCALES[place % 3]}
+        yield {**given, **weight, **SCALES[index % 3]}
 
 
 def cross_entropy_shard(rng: np.random.Generator, cases: Cases = SHARDS) -> Iterator[Example]:
-    for place, given in enumerate(_shards(rng, cases)):
-        yield Example({**given, "moment": bool(place % 2)}, max(given["logits"].shape[1], 1))
+    for index, given in enumerate(_shards(rng, cases)):
+        yield Example({**given, "moment": bool(index % 2)}, max(given["logits"].shape[1], 1))
 
 
 def cross_entropy_shard_grad(rng: np.random.Generator, cases: Cases = SHARDS) -> Iterator[Example]:

@@ -51,10 +51,10 @@ def evaluate(node: onnx.NodeProto, inputs: list[np.ndarray], opset: int, most: i
             return None  # the integer for NaN or infinity is not defined
     places = map(str, range(len(inputs)))
     names = [next(places) if name else "" for name in node.input]
-    outputs = [name and f"y{place}" for place, name in enumerate(node.output)]
+    outputs = [name and f"y{index}" for index, name in enumerate(node.output)]
     alone = helper.make_node(node.op_type, names, outputs)
     alone.attribute.extend(node.attribute)
-    tensors = [numpy_helper.from_array(each, str(place)) for place, each in enumerate(inputs)]
+    tensors = [numpy_helper.from_array(each, str(index)) for index, each in enumerate(inputs)]
     declared = [onnx.ValueInfoProto(name=name) for name in outputs if name]
     graph = helper.make_graph([alone], "node", [], declared, tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
@@ -188,7 +188,7 @@ class Graph:
         for node in self.nodes():
             for name in dict.fromkeys(captured(node)):
                 readers.setdefault(name, []).append(node)
-        return {id(node): place for place, slot in enumerate(self._slots) for node in slot}, producers, readers
+        return {id(node): index for index, slot in enumerate(self._slots) for node in slot}, producers, readers
 
     @property
     def producers(self) -> dict[str, onnx.NodeProto]:

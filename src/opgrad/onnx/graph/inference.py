@@ -36,7 +36,7 @@ Constants: TypeAlias = Callable[[Types, Sequence[onnx.NodeProto]], Mapping[str, 
 def shapes_given(node: onnx.NodeProto) -> Iterator[str]:
     """The names of the inputs that hold the sizes of a node's result."""
     places = SIZE_GIVEN.get(node.op_type, ()) if not messages.domain_of(node) else ()
-    return (node.input[place] for place in places if place < len(node.input) and node.input[place])
+    return (node.input[index] for index in places if index < len(node.input) and node.input[index])
 
 
 def infer(model: onnx.ModelProto, constants: Constants) -> tuple[Types, Types]:
@@ -287,7 +287,7 @@ class Unknown(NodeView):
 
     def floats(self, *places: int) -> list[Value]:
         """These inputs, as float32."""
-        return [self.required(place).cast(TensorProto.FLOAT) for place in places]
+        return [self.required(index).cast(TensorProto.FLOAT) for index in places]
 
     def number(self, name: str, default: Any = None) -> int:
         """An attribute that is an integer."""

@@ -250,7 +250,7 @@ def declaration(kind: str, version: int) -> Declaration | None:
     return Declaration(
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
-        tuple(place for place, each in enumerate(schema.inputs) if each.option == single),
+        tuple(index for index, each in enumerate(schema.inputs) if each.option == single),
         frozenset(name for name, each in schema.attributes.items() if each.required),
         {name: int(each.type.value) for name, each in schema.attributes.items()},
     )
@@ -282,7 +282,7 @@ def _fault(node: NodeProto, version: int) -> str | None:
         expected = declared.types.get(each.name, each.type)
         if each.type and each.type != expected:
             faults.append(f"an attribute {each.name!r} of type {name_of(each.type)}, expected {name_of(expected)}")
-    faults += [f"no input {place}" for place in declared.needed if not "".join(node.input[place : place + 1])]
+    faults += [f"no input {index}" for index in declared.needed if not "".join(node.input[index : index + 1])]
     return f"the node {node.name!r} ({node.op_type}) has {faults[0]}" if faults else None
 
 

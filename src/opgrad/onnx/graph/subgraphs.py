@@ -30,16 +30,16 @@ def state_count(node: onnx.NodeProto) -> int:
     return len(node.input) - FIRST_STATE[node.op_type] - int(scanned)
 
 
-def scan_axis(node: onnx.NodeProto, place: int, of: str, rank: int) -> int:
-    """The axis of steps of a scan's input or output. of: "input" or "output". place: among those with steps."""
-    axes = attributes_of(node).get(f"scan_{of}_axes") or [0] * (place + 1)
-    return int(axes[place]) % max(rank, 1)
+def scan_axis(node: onnx.NodeProto, index: int, of: str, rank: int) -> int:
+    """The axis of steps of a scan's input or output. of: "input" or "output". index: among those with steps."""
+    axes = attributes_of(node).get(f"scan_{of}_axes") or [0] * (index + 1)
+    return int(axes[index]) % max(rank, 1)
 
 
-def is_reversed(node: onnx.NodeProto, of: str, place: int) -> bool:
+def is_reversed(node: onnx.NodeProto, of: str, index: int) -> bool:
     """Whether a Scan goes through an input, or writes an output, from the end; of and place as of `scan_axis`."""
     directions = attributes_of(node).get(f"scan_{of}_directions")
-    return bool(directions and directions[place])
+    return bool(directions and directions[index])
 
 
 class Enclosed:
@@ -126,10 +126,10 @@ class Enclosed:
             return []
         first, states = FIRST_STATE[node.op_type], state_count(node)
         kinds = [*TURN_AND_CONDITION[:first], *(self._type(name) for name in node.input[first : first + states])]
-        for place, name in enumerate(node.input[first + states :]):
+        for index, name in enumerate(node.input[first + states :]):
             whole, sizes = self._type(name), self.outer.sizes(name)
             if sizes is not None:
-                del whole.tensor_type.shape.dim[scan_axis(node, place, "input", len(sizes))]
+                del whole.tensor_type.shape.dim[scan_axis(node, index, "input", len(sizes))]
             kinds.append(whole)
         return kinds
 

@@ -183,7 +183,7 @@ def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
             else:
                 queries, keys = mask.shape[-2:]
                 places = {ALL: keys, "top_left": 0, "bottom_right": keys - queries}
-                every = {each: np.tri(queries, keys, place, dtype=bool) for each, place in places.items()}
+                every = {each: np.tri(queries, keys, index, dtype=bool) for each, index in places.items()}
                 found &= {each for each, causal in every.items() if (seen.reshape(queries, keys) == causal).all()}
             if not found or not trial.named:
                 break

@@ -45,7 +45,7 @@ def order_ends(graph: Graph) -> bool:
     """Put the nodes that lead to only one end behind all others; those that can be computed first come last."""
     nodes = list(graph.nodes())
     ends = _ends(graph, nodes)
-    places = {name: place for place, node in enumerate(nodes) if id(node) not in ends for name in node.output if name}
+    places = {name: index for index, node in enumerate(nodes) if id(node) not in ends for name in node.output if name}
     groups: dict[int, list[onnx.NodeProto]] = {}
     for node in nodes:
         if id(node) in ends:
@@ -203,7 +203,7 @@ def _batch_norm(segment: _Segment, node: onnx.NodeProto) -> list[onnx.NodeProto]
 
     The running statistics are not updated a second time.
     """
-    graph, (mean, inv_std) = segment.graph, (node.output[place] for place in STATISTICS)
+    graph, (mean, inv_std) = segment.graph, (node.output[index] for index in STATISTICS)
     epsilon = attributes_of(node).get("epsilon", 1e-5)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(graph.element_type(inv_std) or TensorProto.FLOAT)
     constant = graph.add_constant(np.array(epsilon, dtype), f"{node.output[0]}/epsilon")

@@ -129,9 +129,9 @@ def _concat(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
 @rule("Gather")
 def _gather(shapes: Shapes, node: onnx.NodeProto) -> Terms | None:
     whole, places = shapes(node.input[0]), shapes.numbers(node.input[1])
-    if whole is None or places is None or any(not -len(whole) <= place < len(whole) for place in places):
+    if whole is None or places is None or any(not -len(whole) <= index < len(whole) for index in places):
         return None
-    return [whole[place] for place in places]
+    return [whole[index] for index in places]
 
 
 @rule("Slice")
@@ -336,7 +336,7 @@ def _part(graph: Graph, shapes: Shapes, node: onnx.NodeProto, name: str) -> Axis
 
 
 def _write(graph: Graph, name: str, parts: list[AxisPart]) -> None:
-    order = {id(node): place for place, node in enumerate(graph.nodes())}
+    order = {id(node): index for index, node in enumerate(graph.nodes())}
     first = min((part.node for part in parts), key=lambda node: order[id(node)])
     outputs = [graph.free(f"{name}/part") if part.squeezed else part.node.output[0] for part in parts]
     sizes = np.array([part.end - part.start for part in parts])

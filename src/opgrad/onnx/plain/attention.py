@@ -31,17 +31,17 @@ class AttentionInputs:
     begin: int
     is_packed: bool
 
-    def by_heads(self, place: int) -> Value:
+    def by_heads(self, index: int) -> Value:
         """An input like q, k, v or y."""
-        return _by_heads(self.call, self.call.required(place), self.is_packed)
+        return _by_heads(self.call, self.call.required(index), self.is_packed)
 
     def in_layout(self, value: Value) -> Value:
         """The opposite of `by_heads`."""
         return value.squeeze(0).transpose(1, 0, 2) if self.is_packed else _by_heads(self.call, value, False)
 
-    def of_rows(self, place: int) -> Value:
+    def of_rows(self, index: int) -> Value:
         """An input with one number for each query of each head."""
-        return self.call.required(place).unsqueeze(*((0, 3) if self.is_packed else (3,)))
+        return self.call.required(index).unsqueeze(*((0, 3) if self.is_packed else (3,)))
 
     def more(self, index: int) -> Value | None:
         """An input from the mask on."""
@@ -156,7 +156,7 @@ def _places(value: Value) -> Value:
 def _parts(call: Call, first: int, begin: int) -> AttentionInputs:
     """The inputs from q on, which is at the place `first`."""
     is_packed = call.input(begin + STARTS_OF_QUERIES) is not None
-    q, k, v = (_by_heads(call, call.required(place), is_packed) for place in range(first, first + 3))
+    q, k, v = (_by_heads(call, call.required(index), is_packed) for index in range(first, first + 3))
     return AttentionInputs(call, q, _repeated(q, k), _repeated(q, v), begin, is_packed)
 
 
@@ -224,7 +224,7 @@ def _probabilities(parts: AttentionInputs, s: Value, lse: Value) -> tuple[Value,
 def attention_grad(call: Call) -> Results:
     """dv = dropout(p).T @ dy, ds = scale * p * (dropout(dy @ v.T) - sum(dy * y) + dlse), dq = ds @ k, dk = ds.T @ q."""
     parts, body = _parts(call, 1, BACKWARD), call.body
-    dy, y = (parts.by_heads(place) for place in (0, 4))
+    dy, y = (parts.by_heads(index) for index in (0, 4))
     lse, dlse = parts.of_rows(5).like(dy), None if parts.more(DLSE) is None else parts.of_rows(BACKWARD + DLSE).like(dy)
     s, slope = parts.scores()
     (p, of_sink), kept, delta = _probabilities(parts, s, lse), parts.kept(), (dy * y).sum([3])
@@ -236,7 +236,7 @@ def attention_grad(call: Call) -> Results:
     dq = body.node("MatMul", dr, parts.k)
     dk = body.node("MatMul", dr.transpose(0, 1, 3, 2), parts.q)
     dv = body.node("MatMul", every.transpose(0, 1, 3, 2), dy)
-    keys, values = (parts.by_heads(place) for place in (2, 3))
+    keys, values = (parts.by_heads(index) for index in (2, 3))
     results = [parts.in_layout(each) for each in (dq, _summed(dk, keys), _summed(dv, values))]
     sink, mask, dmask, dsink = parts.more(SINK), parts.more(MASK), None, None
     if mask is not None and 3 in call.wanted:
@@ -272,7 +272,7 @@ def _turned(call: Call, x: Value, cos: Value, sin: Value) -> Value:
     heads = x if rank > PACKED else x.reshape([0, 0, call.get("num_heads", 0), -1])
     cos, sin = (_angles(call, x, each, heads_first) for each in (cos, sin))
     first, rest = (heads.slice(0, turned, 3), [heads.slice(turned, END, 3)]) if turned else (heads, [])
-    a, b = (first.slice(place, END, 3, 2) for place in (0, 1)) if interleaved else first.split(2, 3)
+    a, b = (first.slice(index, END, 3, 2) for index in (0, 1)) if interleaved else first.split(2, 3)
     pair = [a * cos - b * sin, b * cos + a * sin]
     if interleaved:
         both = call.body.concat(*(each.unsqueeze(4) for each in pair), axis=4)
@@ -291,7 +291,7 @@ def _angles(call: Call, x: Value, table: Value, heads_first: bool) -> Value:
         if not axes:
             raise NoForm("the graph does not tell the rank of its input cos_cache")
         if axes < PACKED:
-            place = 2 if heads_first else 1
-            rows = table.slice(0, x.shape(place, place + 1))
+            index = 2 if heads_first else 1
+            rows = table.slice(0, x.shape(index, index + 1))
     # The axis of heads is put behind the batch, or behind the tokens.
     return rows.unsqueeze(1 if axes == PACKED else 0) if heads_first else rows.unsqueeze(axes - 1)

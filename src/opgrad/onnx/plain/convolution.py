@@ -282,12 +282,12 @@ def _resized(call: Call, dx: Value, axes: list[int], axis: int, rank: int) -> Va
     return body.loop((~same).cast(TensorProto.INT64).scalar(), [dx], resized)[0]
 
 
-def _told(call: Call, place: int) -> tuple[float, ...] | None:
+def _told(call: Call, index: int) -> tuple[float, ...] | None:
     """The scales or the region; () if there are none or they are not read, None if they are computed at run time."""
-    if call.input(place) is None or (place == ROI and not _crops(call)):
+    if call.input(index) is None or (index == ROI and not _crops(call)):
         return ()
-    known = call.constant(place)
-    return () if 0 in (call.input_shapes[place] or [1]) else None if known is None else tuple(known.tolist())
+    known = call.constant(index)
+    return () if 0 in (call.input_shapes[index] or [1]) else None if known is None else tuple(known.tolist())
 
 
 def _crops(call: Call) -> bool:

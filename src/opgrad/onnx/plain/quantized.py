@@ -22,8 +22,8 @@ def unpacked(bytes_: Value, rank: int, bits: int) -> Value:
     if bits == BYTE:
         return bytes_
     parts = []
-    for place in range(BYTE // bits):
-        above = BYTE - bits * (place + 1)
+    for index in range(BYTE // bits):
+        above = BYTE - bits * (index + 1)
         cut = shifted(shifted(bytes_, above, "LEFT"), BYTE - bits, "RIGHT")
         parts.append(cut.unsqueeze(rank))
     whole = bytes_.body.concat(*parts, axis=rank)

@@ -429,9 +429,9 @@ def rotary_embedding_of_microsoft(node: Node) -> Gradients:
         raise NoGradient("it is packed, or scaled")
     x, positions = node.x, node.required(1)
     if len(sizes_of(positions)) == 1:
-        place = 1 if len(sizes_of(x)) < 4 else 2
-        every = node.body.range(x.shape(place, place + 1).squeeze(0)) + positions
-        positions = every.unsqueeze(0).expand(node.body.concat(x.shape(0, 1), x.shape(place, place + 1)))
+        index = 1 if len(sizes_of(x)) < 4 else 2
+        every = node.body.range(x.shape(index, index + 1).squeeze(0)) + positions
+        positions = every.unsqueeze(0).expand(node.body.concat(x.shape(0, 1), x.shape(index, index + 1)))
     heads = dict[str, int]()
     if node.rank() <= PACKED and not node.get("num_heads", 0):  # heads are as wide as the tables
         (width,), (half,) = numbers_of(node.x, 2), numbers_of(node.required(2), 1)
@@ -474,5 +474,5 @@ def multimodal_rotary_embedding(node: Node) -> Value:
     """dx = dy, every pair turned back."""
     if node.needed - {0}:
         raise NoGradient("its cosines and sines are trained, and their gradients are not computed")
-    positions, cos, sin = (node.required(place) for place in (1, 2, 3))
+    positions, cos, sin = (node.required(index) for index in (1, 2, 3))
     return node.same(node.dy, positions, cos, -sin)

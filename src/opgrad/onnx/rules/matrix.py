@@ -102,12 +102,12 @@ def einsum(node: Node) -> Gradients:
     if not arrow:
         letters = left.replace(REST, "").replace(",", "")
         result = (REST if REST in left else "") + "".join(sorted(each for each in letters if letters.count(each) == 1))
-    count = [node.rank(place) - len(term.replace(REST, "")) if REST in term else 0 for place, term in enumerate(terms)]
+    count = [node.rank(index) - len(term.replace(REST, "")) if REST in term else 0 for index, term in enumerate(terms)]
     rest = _unused(max(count), *terms, result)  # the letters that `...` becomes
     terms = [term.replace(REST, rest[len(rest) - own :]) for term, own in zip(terms, count, strict=True)]
     result = result.replace(REST, rest)
     places = range(len(node.inputs))
-    return [_gradient_of(node, terms, result, rest, place) if place in node.needed else None for place in places]
+    return [_gradient_of(node, terms, result, rest, index) if index in node.needed else None for index in places]
 
 
 def _gradient_of(node: Node, every: Sequence[str], result: str, rest: str, place: int) -> Value:

@@ -60,7 +60,7 @@ def layer_normalization(node: Node) -> Gradients:
 
 def _with_statistics(node: Node, dx: Value, *places: int) -> Value:
     """dx plus the gradients that come through the outputs inv_std and mean. places: [mean,] inv_std."""
-    *means, d_inv_std = [node.dys[place] if place < len(node.dys) else None for place in places]
+    *means, d_inv_std = [node.dys[index] if index < len(node.dys) else None for index in places]
     if d_inv_std is None and means in ([], [None]):
         return dx
     dx, node = widened(dx), node.wide()

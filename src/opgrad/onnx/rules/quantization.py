@@ -148,18 +148,18 @@ def dequantize(node: Node) -> Gradients:
     return [node.dy, _to_scale(node, node.dy * numbers)]
 
 
-def scale_of(node: Node, place: int) -> Value | None:
+def scale_of(node: Node, index: int) -> Value | None:
     """How much larger the floats are than the integers of an input that stand for them; None if they are the integers.
 
     It is found where the integers were made. Raises NoGradient where that is not known, or there are several scales.
     """
-    found = set(_scales(node, node.proto.input[place]))
+    found = set(_scales(node, node.proto.input[index]))
     if len(found) != 1:
-        raise NoGradient(f"the integers of its input {place} have {len(found) or 'no known'} scales, expected one")
+        raise NoGradient(f"the integers of its input {index} have {len(found) or 'no known'} scales, expected one")
     (name,) = found
     scale = None if name is None else node.value(name)
     if scale is not None and (scale.sizes is None or list(scale.sizes) not in ([], [1])):
-        raise NoGradient(f"the integers of its input {place} have a scale for each place along an axis, expected one")
+        raise NoGradient(f"the integers of its input {index} have a scale for each place along an axis, expected one")
     return None if scale is None else scale.scalar()
 
 

@@ -104,7 +104,7 @@ def _finished(
 
     The accuracy, which all processes have, is a tensor.
     """
-    groups = [mesh.get_group(place) for place, each in enumerate(lies) if isinstance(each, Shard)]
+    groups = [mesh.get_group(index) for index, each in enumerate(lies) if isinstance(each, Shard)]
     options = call.options
     by = samples.divisors(labels, call.weight, is_dense, options)
     if groups and options.reduction == "mean" and options.num_items is None:

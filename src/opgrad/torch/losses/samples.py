@@ -119,7 +119,7 @@ def check_labels(caller: str, labels: Tensor, classes: int, ignore_index: int | 
 
 def class_axis(value: Any, dim: int) -> int | None:
     """The axis of a DTensor's mesh that shares out the classes, which lie along `dim`; None unless exactly one does."""
-    axes = [place for place, each in enumerate(value.placements) if each.is_shard(dim)]
+    axes = [index for index, each in enumerate(value.placements) if each.is_shard(dim)]
     if len(axes) != 1 or any(each.is_partial() for each in value.placements):
         return None
     return axes[0]

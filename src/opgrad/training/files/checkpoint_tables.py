@@ -336,6 +336,6 @@ def _write(builder: Any, kind: Any, value: Any) -> Any:
         return builder.EndVector()
     places = [_write_table(builder, kind[0], item) for item in value]
     builder.StartVector(4, len(places), 4)
-    for place in reversed(places):
-        builder.PrependUOffsetTRelative(place)
+    for index in reversed(places):
+        builder.PrependUOffsetTRelative(index)
     return builder.EndVector()

@@ -219,14 +219,14 @@ def _start(path: Path, encoding: str) -> tuple[int, str]:
     """The number of lines before the numbers, and the delimiter of the numbers."""
     with path.open(encoding=encoding) as file:
         lines = ((number, line) for number, line in enumerate(file) if line.strip() and line.lstrip()[0] != "#")
-        for place, (number, line) in enumerate(lines):
+        for index, (number, line) in enumerate(lines):
             if "\0" in line:
                 raise UnicodeError
             cells = [cell.strip().strip('"') for cell in line.split(_delimiter(line))]
             names = [cell for cell in cells if not _is_number(cell)]
             if not names:
                 return number, _delimiter(line)
-            if place or len(names) < len(cells):
+            if index or len(names) < len(cells):
                 raise ValueError(f"line {number + 1} has {names[0]!r}, expected numbers, or names alone in the first")
     raise ValueError("it has no rows")
 

@@ -160,7 +160,7 @@ class Files:
     def _order(self, file: Path) -> tuple[int, str]:
         """The sort key of a file: files come in the order in which they are made."""
         name = file.name.removeprefix(self.prefix)
-        return next(place for place, part in enumerate(ORDER) if name.startswith(part)), name
+        return next(index for index, part in enumerate(ORDER) if name.startswith(part)), name
 
 
 CONVERTER = "onnxruntime.tools.convert_onnx_models_to_ort"

@@ -44,7 +44,7 @@ def statistics(model: onnx.ModelProto, training: bool = False) -> list[str]:
     """The names of the means and variances of all batch normalizations, or only of those in training mode."""
     nodes = [node for node in conversion.batch_norms(model) if not training or conversion.trains(node, opset_of(model))]
     return list(
-        dict.fromkeys(node.input[place] for node in nodes for place in conversion.STATISTICS if place < len(node.input))
+        dict.fromkeys(node.input[index] for node in nodes for index in conversion.STATISTICS if index < len(node.input))
     )
 
 

@@ -99,7 +99,7 @@ class _Classes(Block):
         if axis != 1 and sizes is not None:
             last = len(sizes) - 1  # a matrix with a row of classes for each label, and the labels as a vector
             if axis != last:
-                scores = scores.transpose(*(place for place in range(len(sizes)) if place != axis), axis)
+                scores = scores.transpose(*(index for index in range(len(sizes)) if index != axis), axis)
             scores, labels = scores.flatten(last), labels.reshape([-1])
         if self._weight is not None:
             kind = scores.element_type or TensorProto.FLOAT
@@ -218,7 +218,7 @@ class NLLLoss(_Classes):
 
 
 def _without(sizes: Sizes | None, axis: int) -> Sizes | None:
-    return None if sizes is None else [size for place, size in enumerate(sizes) if place != axis]
+    return None if sizes is None else [size for index, size in enumerate(sizes) if index != axis]
 
 
 class _Regression(Block):

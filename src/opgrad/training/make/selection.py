@@ -185,8 +185,8 @@ class Candidates:
         self._producers = {name: node for node in self._nodes for name in node.output if name}
         self._constant = computed_from(self.tensors, self._nodes)
         for node in self._nodes:
-            for place, name in enumerate(node.input if reads_values(node) else ()):
-                self._readers.setdefault(name, []).append((node, place))
+            for index, name in enumerate(node.input if reads_values(node) else ()):
+                self._readers.setdefault(name, []).append((node, index))
         told = ((each.name, props) for each in model.graph.value_info for props in each.metadata_props)
         self._kinds = {name: props.value for name, props in told if props.key == KIND}
         self.statistics = [name for name in forms.statistics(model) if self._is_float(name)]
@@ -223,11 +223,11 @@ class Candidates:
             return True
         several, axes = size_of(self.tensors[name]) > 1, self.tensors[name].dims  # the bias of one result has an axis
         return any(
-            place in facts_of(node).weights
+            index in facts_of(node).weights
             or self._is_learned_scale(node)
             or (node.op_type in SCALES and several and self._is_scale(name))
             or (node.op_type == "Add" and axes and any(map(self._is_product, node.input)) and self._is_scale(name))
-            for node, place in self._reads(name)
+            for node, index in self._reads(name)
         ) or (several and self._makes_weight(name) and self._is_scale(name))
 
     def _makes_weight(self, name: str) -> bool:
@@ -235,12 +235,12 @@ class Candidates:
         seen, waiting = {name}, [name]
         while waiting:
             read = waiting.pop()
-            for node, place in self._readers.get(read, ()):
+            for node, index in self._readers.get(read, ()):
                 is_constant = self._constant.issuperset(captured(node))
                 if not is_constant and read != name:
-                    if place in facts_of(node).weights or node.op_type in SCALES:
+                    if index in facts_of(node).weights or node.op_type in SCALES:
                         return True
-                    is_constant = is_handed_on(node, place)  # such as repeated for each row of the batch
+                    is_constant = is_handed_on(node, index)  # such as repeated for each row of the batch
                 computes = is_constant and node.op_type not in (*WAVES, *MIXING)
                 if computes and read in differentiable_inputs(self._graph, node):
                     waiting += [each for each in node.output if each not in seen]
@@ -261,7 +261,7 @@ class Candidates:
             return True
         if node.op_type == "Add":
             readers = self._readers.get(node.output[0], ())
-            return value < LARGEST_EPSILON and any((each.op_type, place) in GUARDED for each, place in readers)
+            return value < LARGEST_EPSILON and any((each.op_type, index) in GUARDED for each, index in readers)
         scaled = [each for each in node.input if each not in self.results(name)]
         makers = [self._producers.get(self._moved(each)) for each in scaled]
         scaled += [each.input[0] for each in makers if each is not None and each.op_type in PRODUCTS]  # queries
@@ -296,31 +296,31 @@ class Candidates:
             name = node.input[0]
         return name
 
-    def _handed_on(self, name: str, node: onnx.NodeProto, place: int) -> Sequence[str]:
+    def _handed_on(self, name: str, node: onnx.NodeProto, index: int) -> Sequence[str]:
         """The results of a node that hold the numbers of a constant operand, which a tensor's become.
 
         A single number that is repeated is a filling: zeros in the place of a bias, as exporters write them.
         """
         if node.op_type in REPEATING and size_of(self.tensors[name]) == 1:
             return ()
-        if is_handed_on(node, place):
+        if is_handed_on(node, index):
             return node.output[:1]
         if domain_of(node):
             return ()
         if node.op_type in FIRST_STATE:
-            return self._in_body(node, place)
-        if place in MIXING.get(node.op_type, ()):
+            return self._in_body(node, index)
+        if index in MIXING.get(node.op_type, ()):
             return node.output if self._constant.issuperset(captured(node)) and not self._is_filling(name) else ()
-        return node.output if place in PARTS.get(node.op_type, ()) else ()
+        return node.output if index in PARTS.get(node.op_type, ()) else ()
 
-    def _in_body(self, node: onnx.NodeProto, place: int) -> Sequence[str]:
+    def _in_body(self, node: onnx.NodeProto, index: int) -> Sequence[str]:
         """The name in a loop's body of an operand that it only reads: a state that stays, or one that is scanned."""
         first, bodies = FIRST_STATE[node.op_type], list(subgraphs(node))
-        if place < first or [len(each.input) for each in bodies] != [len(node.input)]:
+        if index < first or [len(each.input) for each in bodies] != [len(node.input)]:
             return ()
-        name = bodies[0].input[place].name
-        if place < first + state_count(node):
-            last = bodies[0].output[place - bool(first)].name
+        name = bodies[0].input[index].name
+        if index < first + state_count(node):
+            last = bodies[0].output[index - bool(first)].name
             while (maker := self._producers.get(last)) is not None and maker.op_type == "Identity":
                 last = maker.input[0]
             if last != name:
@@ -339,10 +339,10 @@ class Candidates:
         """
         seen, waiting = set(), [name]
         while waiting:
-            for node, place in self._readers.get(waiting.pop(), ()):
-                yield node, place
-                if parts or is_handed_on(node, place):
-                    results = [each for each in self._handed_on(name, node, place) if each not in seen]
+            for node, index in self._readers.get(waiting.pop(), ()):
+                yield node, index
+                if parts or is_handed_on(node, index):
+                    results = [each for each in self._handed_on(name, node, index) if each not in seen]
                     seen.update(results)
                     waiting += results
 
@@ -363,7 +363,7 @@ class Candidates:
 
     def results(self, name: str) -> list[str]:
         """The names under which nodes read a tensor: its own, and those of results that hold its numbers."""
-        return [name, *(each for node, place in self._reads(name) for each in self._handed_on(name, node, place))]
+        return [name, *(each for node, index in self._reads(name) for each in self._handed_on(name, node, index))]
 
     def _names_in_modules(self, name: str) -> list[str]:
         """The names that a weight would have in the modules that read it, if its own name begins with none of these.
@@ -371,11 +371,11 @@ class Candidates:
         Exporters fold the transposition of a layer's weight and then name it onnx::MatMul_217 or val_98.
         """
         found = []
-        for node, place in self._reads(name):
-            path, known = module_path(node), name_in_module(name, node, place)
+        for node, index in self._reads(name):
+            path, known = module_path(node), name_in_module(name, node, index)
             if (
                 known
-                and not self._handed_on(name, node, place)
+                and not self._handed_on(name, node, index)
                 and not (name.startswith(f"{path}.") if path else "." in name)
             ):
                 found.append(known)
@@ -384,9 +384,9 @@ class Candidates:
     def _layers(self, name: str) -> list[str]:
         """What reads a tensor: modules, or nodes where these tell of none."""
         found = (
-            layer_of(node, place, self._constant)[0]
-            for node, place in self._reads(name, parts=False)
-            if not is_handed_on(node, place)
+            layer_of(node, index, self._constant)[0]
+            for node, index in self._reads(name, parts=False)
+            if not is_handed_on(node, index)
         )
         return list(dict.fromkeys(found))
 
@@ -396,8 +396,8 @@ class Candidates:
         factors = {
             node.output[0]: name
             for name in self.weights
-            for node, place in self._reads(name)
-            if node.op_type in PRODUCTS and place == 1
+            for node, index in self._reads(name)
+            if node.op_type in PRODUCTS and index == 1
         }
         for node in self._nodes:
             added, products = (node.input, node.input) if node.op_type == "Add" else (node.input[2:3], node.output[:1])
@@ -408,7 +408,7 @@ class Candidates:
     def _is_learned_scale(self, node: onnx.NodeProto) -> bool:
         """Whether a node is the exponential of the logarithm of a scale with which something is quantized."""
         readers = self._readers.get(node.output[0], ()) if node.op_type == "Exp" else ()
-        return any(each.op_type == "QuantizeLinear" and place == 1 for each, place in readers)
+        return any(each.op_type == "QuantizeLinear" and index == 1 for each, index in readers)
 
     def _is_scale(self, name: str) -> bool:
         """Whether a constant that is added or multiplied is a scale or bias, and no mask."""
@@ -434,7 +434,7 @@ class Candidates:
 
     def _uses(self, name: str) -> list[onnx.NodeProto]:
         """The nodes that compute with a tensor, directly or reshaped or cast."""
-        return [node for node, place in self._reads(name, parts=False) if not is_handed_on(node, place)]
+        return [node for node, index in self._reads(name, parts=False) if not is_handed_on(node, index)]
 
     def _fills(self, name: str) -> bool:
         """Whether an exporter made up the scale or the bias of a normalization that has none, beside named weights.
@@ -445,8 +445,8 @@ class Candidates:
         kinds = NORMS if is_node else NORMS[:1] if MADE_UP.fullmatch(name) else ()
         readers = self._readers.get(name, ())
         return bool(kinds and readers) and all(
-            node.op_type in kinds and not domain_of(node) and bool(np.all(self._values(name) == NEUTRAL.get(place)))
-            for node, place in readers
+            node.op_type in kinds and not domain_of(node) and bool(np.all(self._values(name) == NEUTRAL.get(index)))
+            for node, index in readers
         )
 
     def _normalizes_input(self, name: str) -> bool:

@@ -88,7 +88,7 @@ def computed_from(names: Iterable[str], nodes: Iterable[onnx.NodeProto]) -> set[
     return found
 
 
-def layer_of(node: onnx.NodeProto, place: int, constant: Collection[str] = ()) -> Layer:
+def layer_of(node: onnx.NodeProto, index: int, constant: Collection[str] = ()) -> Layer:
     """The layer that reads a tensor; the nodes of one module are one layer, those outside all modules one each.
 
     constant: names of constants; the nodes outside all modules that compute with these alone are one formula.
@@ -96,22 +96,22 @@ def layer_of(node: onnx.NodeProto, place: int, constant: Collection[str] = ()) -
     path = module_path(node)
     if not path and all(name in constant for name in captured(node)):
         path = FORMULA
-    is_statistic = node.op_type == "BatchNormalization" and not domain_of(node) and place in STATISTICS
-    return path or title(node), RUNNING[place - STATISTICS[0]] if is_statistic else ""
+    is_statistic = node.op_type == "BatchNormalization" and not domain_of(node) and index in STATISTICS
+    return path or title(node), RUNNING[index - STATISTICS[0]] if is_statistic else ""
 
 
-def name_in_module(name: str, node: onnx.NodeProto, place: int) -> str | None:
+def name_in_module(name: str, node: onnx.NodeProto, index: int) -> str | None:
     """The name that a tensor would have as a parameter of the module of a node that reads it; None if unknown."""
-    path, statistic = module_path(node), layer_of(node, place)[1]
+    path, statistic = module_path(node), layer_of(node, index)[1]
     if path is None:
         return None
     own = statistic or (name.rpartition(".")[2] if "." in name else "weight" if node.op_type in PRODUCTS else name)
     return f"{path}.{own}" if path else own
 
 
-def is_handed_on(node: onnx.NodeProto, place: int) -> bool:
+def is_handed_on(node: onnx.NodeProto, index: int) -> bool:
     """Whether a node returns its input in another shape or type, moved or rounded, so that others read the tensor."""
-    return facts_of(node).moves and not place
+    return facts_of(node).moves and not index
 
 
 def part_statistics(model: onnx.ModelProto, apart: dict[str, Held]) -> None:
@@ -137,8 +137,8 @@ class _Copies:
         self._constant = computed_from(tensors_of(model), model.graph.node)
         self._edges: dict[str, list[Edge]] = {}
         for node in filter(reads_values, all_nodes(model.graph.node)):
-            for place, name in enumerate(node.input):
-                self._edges.setdefault(name, []).append((node, place))
+            for index, name in enumerate(node.input):
+                self._edges.setdefault(name, []).append((node, index))
 
     def part(self, wanted: Callable[[Iterable[Layer]], bool]) -> None:
         """Copy the float tensors that several layers read, of which `wanted` holds."""
@@ -152,16 +152,16 @@ class _Copies:
     def _layers(self, name: str) -> dict[Layer, None]:
         """The layers that read a tensor, in the order of the nodes."""
         found: dict[Layer, None] = {}
-        for node, place in self._edges.get(name, ()):
-            found |= self._layers(node.output[0]) if self._is_split(node, place) else {self._layer(node, place): None}
+        for node, index in self._edges.get(name, ()):
+            found |= self._layers(node.output[0]) if self._is_split(node, index) else {self._layer(node, index): None}
         return found
 
-    def _layer(self, node: onnx.NodeProto, place: int) -> Layer:
-        return layer_of(node, place, self._constant)
+    def _layer(self, node: onnx.NodeProto, index: int) -> Layer:
+        return layer_of(node, index, self._constant)
 
-    def _is_split(self, node: onnx.NodeProto, place: int) -> bool:
+    def _is_split(self, node: onnx.NodeProto, index: int) -> bool:
         """Whether a node hands a tensor on and may be copied: those within bodies stay."""
-        return is_handed_on(node, place) and node.output[0] in self._made
+        return is_handed_on(node, index) and node.output[0] in self._made
 
     def _part(self, name: str) -> None:
         tensor = next(each for each in self._model.graph.initializer if each.name == name)
@@ -191,21 +191,21 @@ class _Copies:
 
     def _name(self, name: str, edges: list[Edge]) -> str | None:
         """The name of a tensor in the module that these edges lead to."""
-        node, place = edges[0]
-        while self._is_split(node, place):
-            node, place = self._edges[node.output[0]][0]
-        return name_in_module(name, node, place)
+        node, index = edges[0]
+        while self._is_split(node, index):
+            node, index = self._edges[node.output[0]][0]
+        return name_in_module(name, node, index)
 
     def _groups(self, name: str) -> dict[Layer, list[Edge]]:
         """The direct readers of a tensor for each layer that they lead to; those that lead to several are copied."""
         found: dict[Layer, list[Edge]] = {}
-        for node, place in self._edges.get(name, ()):
-            if not self._is_split(node, place):
-                found.setdefault(self._layer(node, place), []).append((node, place))
+        for node, index in self._edges.get(name, ()):
+            if not self._is_split(node, index):
+                found.setdefault(self._layer(node, index), []).append((node, index))
                 continue
             for number, (layer, edges) in enumerate(self._groups(node.output[0]).items()):
                 handing = node if not number else self._copied(node, edges)
-                found.setdefault(layer, []).append((handing, place))
+                found.setdefault(layer, []).append((handing, index))
         return found
 
     def _copied(self, node: onnx.NodeProto, edges: list[Edge]) -> onnx.NodeProto:

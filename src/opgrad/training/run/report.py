@@ -156,6 +156,6 @@ def print_run(console: Console, run: Run) -> None:
     written |= {"metrics.csv": "the figures of every epoch", LAST: "to go on from, with --resume"}
     if best is not None:
         written[BEST] = f"the same of epoch {best}"
-    for place, (name, meaning) in enumerate(written.items()):
-        table.add_row("" if place else "written", f"{run.output / name}: {meaning}")
+    for index, (name, meaning) in enumerate(written.items()):
+        table.add_row("" if index else "written", f"{run.output / name}: {meaning}")
     console.print(table)

@@ -123,7 +123,7 @@ class Classify(HeadTask):
         """A text, perhaps with another in one row, and its label."""
         names = self.names(model.folder) or [str(each) for each in range(model.base.head.outputs)]
         are_numbers = any(name.lstrip("-").isdecimal() for name in names)  # then a number is a name, and no place
-        places = {} if are_numbers else {str(place): place for place in range(len(names))}  # tables have them as texts
+        places = {} if are_numbers else {str(index): index for index in range(len(names))}  # tables have them as texts
         places |= {name: number for number, name in enumerate(names)}
 
         def read_text(values: Mapping[str, Any]) -> tuple[list[encoder.Text], Any]:
@@ -174,7 +174,7 @@ class Classify(HeadTask):
         written, names = super().save(model, folder, about), self.names(model.folder)
         path = folder / "config.json"
         if names and path.is_file():
-            told = {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)}}
+            told = {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
             kind = "multi_label" if self.several else "single_label"
             config = {**read_json(path), **told, "problem_type": f"{kind}_classification"}
             replace_file(path, (json.dumps(config, indent=2) + "\n").encode())
@@ -247,7 +247,7 @@ class Rank(HeadTask):
         """Recall and nDCG of the queries that have right and wrong texts."""
         assert isinstance(held, Queries)
         every = np.arange(held.rows)
-        texts = [held.column(place, every) for place in range(len(held.examples.texts[0]))]
+        texts = [held.column(index, every) for index in range(len(held.examples.texts[0]))]
         scores = self.computed(model, held, [each for column in texts for each in column])
         scores, right, found = scores.reshape(len(texts), -1).T, held.targets(every) > HALF, []
         for query in np.unique(held.queries(every)):

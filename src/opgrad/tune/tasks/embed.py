@@ -212,9 +212,9 @@ class Embed(encoder.EncoderTask):
         """Recall and nDCG of the anchors among all texts of the part that validates."""
         assert isinstance(held, encoder.TextData)
         every = np.arange(held.rows)
-        columns = [held.column(place, every) for place in range(len(held.examples.texts[0]))]
+        columns = [held.column(index, every) for index in range(len(held.examples.texts[0]))]
         keys = {text.tobytes(): text for column in columns[1:] for text in column}
-        places = {key: place for place, key in enumerate(keys)}
+        places = {key: index for index, key in enumerate(keys)}
         own = dict[bytes, set[int]]()
         for anchor, text in zip(columns[0], columns[1], strict=True):
             own.setdefault(anchor.tobytes(), set()).add(places[text.tobytes()])
@@ -240,7 +240,7 @@ class Pairs(encoder.TextData):
         """
         if self.chunk:
             return super().arrays(rows)
-        texts = [text for place in range(len(self.examples.texts[0])) for text in self.column(place, rows)]
+        texts = [text for index in range(len(self.examples.texts[0])) for text in self.column(index, rows)]
         lengths = np.array([padded(each.shape[1]) for each in texts])
         order, count = np.argsort(lengths, kind="stable"), np.arange(1, len(texts))
         short = 1 + int(np.argmin(count * lengths[order[:-1]] + count[::-1] * lengths[order[-1]]))
@@ -324,7 +324,7 @@ def texts_of(values: Mapping[str, Any], kinds: str) -> list[str]:
         several = value if isinstance(value, list) else [value]
         if name == positive and not several:
             raise ValueError(f"{positive} is empty, expected a text")
-        for place, each in enumerate(several[:1] if name == positive else several, 1):
-            what = f"{name} {place}" if several is value and name != positive else name
+        for index, each in enumerate(several[:1] if name == positive else several, 1):
+            what = f"{name} {index}" if several is value and name != positive else name
             found.append(text_of({what: each}, what))
     return found

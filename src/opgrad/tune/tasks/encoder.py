@@ -187,16 +187,16 @@ class TextData(RowData):
         rows, length = super().shape()
         return rows * len(self.examples.texts[0]), length
 
-    def column(self, place: int, rows: np.ndarray) -> list[Text]:
+    def column(self, index: int, rows: np.ndarray) -> list[Text]:
         """One of the texts of some rows."""
-        return [self.examples.texts[number][place] for number in self.chosen[rows]]
+        return [self.examples.texts[number][index] for number in self.chosen[rows]]
 
     def targets(self, rows: np.ndarray) -> np.ndarray:
         """What is learned from some rows."""
         return np.asarray(self.examples.targets[self.chosen[rows]])
 
     def arrays(self, rows: np.ndarray) -> Dataset:
-        columns = (self.column(place, rows) for place in range(len(self.examples.texts[0])))
+        columns = (self.column(index, rows) for index in range(len(self.examples.texts[0])))
         texts = [text for column in columns for text in column]
         targets = self.targets(rows)
         labels = targets.astype(np.float32) if targets.dtype.kind == "f" else targets

@@ -93,7 +93,7 @@ class Prefer(Write):
         if self.loss != "dpo":
             answers = answers / weights.sum([1], keepdims=False)
         both = answers.reshape([2, -1])
-        chosen, rejected = (both.slice(place, place + 1).squeeze(0) for place in range(2))
+        chosen, rejected = (both.slice(index, index + 1).squeeze(0) for index in range(2))
         if self.loss == "orpo":
             odds = (chosen - rejected) - (_log_of_rest(chosen) - _log_of_rest(rejected))
             first = [
