@@ -277,6 +277,7 @@ def test_a_round_moves_more_than_the_cache_twice(stand_in):
 
 
 @each_kind
+@pytest.mark.one_in(2)
 def test_a_cell_is_measured(stand_in, op, monkeypatch):
     monkeypatch.setattr("bench.cuda.SMALL", 64)
     cell = Cell(op, TINY[op.kind][0], "bfloat16")

@@ -176,6 +176,7 @@ def traced(model, x, **options):
     ids=lambda each: getattr(each, "__name__", None),
 )
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.one_in(2)
 def test_exports_have_the_gradients_of_autograd(model, eager, export, shape):
     torch.manual_seed(0)
     whole, reference = model(), eager()

@@ -121,6 +121,7 @@ EARLY = {**dict.fromkeys(("Perceptron", "Convolutional", "UNet", "Bert", "GPT2",
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.one_in(2)
 def test_models_of_the_old_exporter(name):
     whole, given = weighed(name)
     compare_exported(whole, given, architectures.exported(whole, given, 17, axes=OPEN.get(name, (0,))))
