@@ -77,8 +77,15 @@ def test_what_torch_export_tells_of_parameters_and_buffers(tmp_path):
     assert generate_artifacts(model, named, loss=LossType.MSELoss, artifact_directory=tmp_path).trainable == (*named,)
     onnx.save(model, tmp_path / "model.onnx")
     assert "projection (a buffer of the module)" in cli("inspect", tmp_path / "model.onnx", columns=300)[1]
-    model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.fx_node", value="mul.Tensor](args = (%x, %detach))")
-    assert "left detach() out" in str(generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path))
+    call = model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.fx_node")
+    for call.value, said in (
+        ("mul.Tensor](args = (%x, %detach))", "left detach() out"),
+        (
+            "cross_entropy_loss.default](args = (%x, %y, None, 1, -100, 0.1), kwargs = {})",
+            "left label_smoothing=0.1 out",
+        ),
+    ):
+        assert said in str(generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,7 @@ def plain_model(model: onnx.ModelProto, opset: int | None) -> onnx.ModelProto:
 def only_plain_imports(model: onnx.ModelProto) -> None:
     """Let a model import ai.onnx, and the domains of functions and of `STOCK` where it has such nodes."""
     used = {node.domain for node in model_nodes(model)} | {""}
-    kept = [each for each in model.opset_import if each.domain in used]
-    del model.opset_import[:]
-    model.opset_import.extend(kept)
+    keep(model.opset_import, [each for each in model.opset_import if each.domain in used])
 
 
 BLOCKS = 21  # the first opset whose DequantizeLinear takes blocks, and uint4

@@ -5,6 +5,7 @@ import inspect
 import io
 import logging
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -432,6 +433,8 @@ def _notes(made: Made) -> Iterator[str]:
     calls = "".join(map(call_of, all_nodes(made.models.evaluation.graph.node)))
     if "%detach" in calls and "aten.detach" not in calls:
         yield "the exporter left detach() out, and gradients go through: export with optimize=False, which keeps it"
+    if smoothed := re.search(r"cross_entropy_loss\.\w+\]\(args = \([^()]*, (\d\.\d+)\)", calls):
+        yield f"the exporter left label_smoothing={smoothed[1]} out of the model's loss: export the scores instead"
     yield from made.selection.notes()
     held = {each.name for each in made.models.trainable}
     if given := [name for name in made.selection.trainable if name not in held]:

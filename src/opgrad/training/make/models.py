@@ -170,10 +170,8 @@ def widened(parameter: TensorProto, values: dict[str, Held]) -> TensorProto:
 def take_parameters(model: onnx.ModelProto, names: Collection[str]) -> list[TensorProto]:
     """Turn initializers into inputs behind those of the graph, in their order; returns the initializers."""
     graph = model.graph
-    tensors = list(graph.initializer)
-    held = [each for each in tensors if each.name in names]
-    del graph.initializer[:]
-    graph.initializer.extend(each for each in tensors if each.name not in names)
+    held = [each for each in graph.initializer if each.name in names]
+    keep(graph.initializer, [each for each in graph.initializer if each.name not in names])
     graph.input.extend(helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in held)
     return held
 
