@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Of all Python files under a folder. A change that needs more says so here, and what went for it.
-LINES = {"src": 82_040, "tests": 59_990, "bench": 4_760, "tools": 5_380}
+LINES = {"src": 81_960, "tests": 57_420, "bench": 4_510, "tools": 5_380}
 LONGEST = 760  # lines of a file
 
 
