@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from opgrad.base.locks import once
 from opgrad.contract import DTYPES, Array, Operator, Spec
 from opgrad.contract.signature import Explain, Operand, Problem, covered
 from opgrad.cpu.compiler.decorators import Kernel, inline, native
@@ -201,9 +202,12 @@ class Program:
     def __init__(self, steps: Sequence[Step] = (), precision: str = "float32"):
         self.steps, self.workspace, self.tables = [*steps], Workspace(precision), Tables()
 
-    @property
+    @once
     def slots(self) -> int:
-        """How many parts can have private memory at a time. A later call may use more threads: all processors count."""
+        """How many parts can have private memory at a time, once all steps are added.
+
+        The plan is kept, and a later call may use more threads: all processors count.
+        """
         parts = max((step.parts for step in self.steps if step.kernel.takes_private), default=0)
         return min(parts, MAX_SLOTS, max(os.cpu_count() or 1, chosen_threads()))
 
