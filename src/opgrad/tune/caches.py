@@ -52,7 +52,8 @@ def without_caches(
     keep(graph.input, [each for each in graph.input if each.name in own & (read | {tokens})])
     graph.initializer.extend(writer.body.initializers)
     keep(graph.node, [*writer.body.nodes, *graph.node])
-    keep(graph.initializer, [each for each in graph.initializer if each.name in read_by(graph.node)])
+    read = read_by(graph.node)
+    keep(graph.initializer, [each for each in graph.initializer if each.name in read])
     return model
 
 

@@ -90,16 +90,14 @@ def trainability(model: onnx.ModelProto, apart: dict[str, Held] | None = None) -
         return Trainability(opset, nodes, problems=[str(error)])
     part_statistics(model, apart)
     cut = cut_maps(model)
-    candidates, forward = Candidates(model, apart), Graph(model)
+    candidates = Candidates(model, apart)
+    forward = candidates.graph or Graph(model)
     floats = [each.name for each in model.graph.output if forward.element_type(each.name) in (None, *FLOATS)]
     depended = set().union(*(reaching(forward, name) for name in floats))
     trainable = [name for name in candidates.weights if name in depended]
     known = {*candidates.weights, *candidates.statistics, *candidates.fixed}
-    constants = {
-        name: "a constant"
-        for name, each in candidates.tensors.items()
-        if name not in known and each.data_type in FLOATS and size_of(each) > 1
-    }
+    several = ((name, each) for name, each in candidates.tensors.items() if name not in known and size_of(each) > 1)
+    constants = {name: "a constant" for name, each in several if each.data_type in FLOATS}
     problems, attention = [], list[Recognition]()
     if not candidates.weights:
         problems = [no_weights(model)]
