@@ -245,3 +245,5 @@ def test_the_learning_rate_is_an_attribute(tmp_path):
         np.testing.assert_allclose(before - trainer.parameters["w"], rate * trainer.gradients["w"], rtol=1e-6)
     trainer.optimizer.learning_rate = 0.75
     assert trainer.learning_rate == 0.75
+    with pytest.raises(TypeError, match=r"^Trainer: artifacts is str, expected the set of ArtifactSet\.load$"):
+        Trainer(str(tmp_path))

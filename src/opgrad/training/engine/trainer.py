@@ -184,6 +184,8 @@ class Trainer:
         self, artifacts: ArtifactSet, learning_rate: float = 1e-3, options: onnxruntime.SessionOptions | None = None,
         row_wise: Sequence[str] = (), fuse: bool = True, loss_scale: float | str | None = None, device: str = "cpu",
     ):  # fmt: skip
+        if not isinstance(artifacts, ArtifactSet):
+            raise ArgumentTypeError("artifacts", f"is {type(artifacts).__name__}, expected the set of ArtifactSet.load")
         on = opened(device)
         if options is None:
             options = session_options(get_num_threads())
