@@ -210,10 +210,10 @@ class LanguageModel:
         head = None if with_scores else _head(graph, self.hidden, self.logits, trained)
         body.scope(LOSS)
 
-        def flat(name: str, kind: int) -> Value:
+        def flat(name: str, dtype: int) -> Value:
             """A new input for each token, as [tokens]."""
-            model.graph.input.append(helper.make_tensor_value_info(name, kind, ["batch", "length"]))
-            return Value(body, name, kind).reshape([-1])
+            model.graph.input.append(helper.make_tensor_value_info(name, dtype, ["batch", "length"]))
+            return Value(body, name, dtype).reshape([-1])
 
         labels, weights = flat(LABELS, TensorProto.INT64), flat(WEIGHTS, TensorProto.FLOAT) if weighted else None
         scores, width = (self.logits, graph.sizes(self.logits)) if head is None else (self.hidden, [head[2]["K"]])

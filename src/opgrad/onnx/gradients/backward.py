@@ -138,9 +138,9 @@ class Backward:
         inside = self.body.beside()
         seeds = {name: node.gradient(place).within(inside) for place, name in results.items()}
         for name, dy in seeds.items():  # in the type in which the formula gives the result, which integers do not tell
-            kind = again.element_type(name)
-            if kind in FLOATS and kind != dy.element_type:
-                seeds[name] = dy.cast(kind)
+            dtype = again.element_type(name)
+            if dtype in FLOATS and dtype != dy.element_type:
+                seeds[name] = dy.cast(dtype)
         wanted = dict.fromkeys(node.proto.input[place] for place in sorted(node.needed))
         inner = Backward(again, inside, seeds, wanted)
         inner.walk(seeds)
@@ -185,10 +185,10 @@ def formula(declared: Declared, node: Node, forward: Graph, body: GraphBody) -> 
     own = {name for each in inner.nodes for name in each.output}
     inputs = []
     for name in sorted(read_by(inner.nodes) - own - {each.name for each in inner.initializers}):
-        kind = forward.element_type(name)
-        if kind is None:
+        dtype = forward.element_type(name)
+        if dtype is None:
             raise NoGradient(f"the graph does not tell the type of {name!r}; declare it in the graph's value_info")
-        inputs.append(helper.make_tensor_value_info(name, kind, forward.sizes(name)))
+        inputs.append(helper.make_tensor_value_info(name, dtype, forward.sizes(name)))
     graph = helper.make_graph(inner.nodes, "formula", inputs, [], inner.initializers)
     graph.output.extend(helper.make_empty_tensor_value_info(name) for name in results.values())
     model = helper.make_model(graph, opset_imports=forward.model.opset_import)

@@ -75,8 +75,8 @@ def with_gradients(
             wanted = body.free(wanted)
             body.nodes.append(helper.make_node("Identity", [value.name], [wanted], f"{wanted}/Identity"))
         body.infos.pop(wanted, None)
-        kind = forward.element_type(name) or value.element_type or TensorProto.FLOAT
-        outputs[name] = helper.make_tensor_value_info(wanted, kind, forward.sizes(name))
+        dtype = forward.element_type(name) or value.element_type or TensorProto.FLOAT
+        outputs[name] = helper.make_tensor_value_info(wanted, dtype, forward.sizes(name))
     append(forward, body, list(outputs.values()))
     graph = forward.again(overridable(model).union(targets), {*targets, *before, *ends})
     passes.tidy(graph)
@@ -142,9 +142,9 @@ def prepared(simple: Graph, of: Sequence[str], wanted: Sequence[str], in_tiles: 
             near = difflib.get_close_matches(name, values, 3)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise ValueError(f"the graph has no value {name!r}{hint}")
-        kind = forward.element_type(name)
-        if kind is not None and kind not in FLOATS:
-            found = TensorProto.DataType.Name(kind)
+        dtype = forward.element_type(name)
+        if dtype is not None and dtype not in FLOATS:
+            found = TensorProto.DataType.Name(dtype)
             raise ValueError(f"{name!r} has elements of type {found}, expected a float type")
     expanded = expand(forward, of, wanted)
     return with_attention(expanded, of, wanted)[0] if in_tiles else expanded
@@ -165,12 +165,12 @@ def with_attention(forward: Graph, of: Sequence[str], wanted: Sequence[str]) -> 
 
 def _seed(forward: Graph, body: GraphBody, name: str) -> Value:
     """Ones in the shape of a value: the gradient of the sum of its elements."""
-    kind, sizes = forward.element_type(name), forward.sizes(name)
-    value = Value(body, name, kind, sizes)
+    dtype, sizes = forward.element_type(name), forward.sizes(name)
+    value = Value(body, name, dtype, sizes)
     body.scope(f"{name}/seed")
-    one = body.number(1, value) if kind else body.constant(np.ones((), np.float32))
+    one = body.number(1, value) if dtype else body.constant(np.ones((), np.float32))
     seed = one if sizes == [] else one.expand(value.shape())
-    return body.declare(seed, kind or TensorProto.FLOAT, sizes)
+    return body.declare(seed, dtype or TensorProto.FLOAT, sizes)
 
 
 def differentiate(forward: Graph, body: GraphBody, seeds: dict[str, Value], wanted: Sequence[str]) -> dict[str, Value]:

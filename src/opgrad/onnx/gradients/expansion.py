@@ -53,8 +53,8 @@ def depending(forward: Graph, wanted: Iterable[str]) -> set[str]:
 
 def carries(forward: Graph, name: str) -> bool:
     """Whether a value can have a gradient."""
-    kind = forward.sequence(name) or forward.element_type(name)
-    return kind in (None, *FLOATS) or name in quantized(forward)
+    dtype = forward.sequence(name) or forward.element_type(name)
+    return dtype in (None, *FLOATS) or name in quantized(forward)
 
 
 def quantized(forward: Graph) -> set[str]:
@@ -74,8 +74,8 @@ def quantized(forward: Graph) -> set[str]:
                 moved = rule_of(node).integers and node.op_type not in RETYPING
                 dtypes = {forward.element_type(each) for each in read}
                 for name in filter(None, node.output):
-                    kind = forward.element_type(name)
-                    if kind is None or (kind in dtypes if moved else kind not in floats):
+                    dtype = forward.element_type(name)
+                    if dtype is None or (dtype in dtypes if moved else dtype not in floats):
                         found.add(name)
     return forward.quantized
 
@@ -252,9 +252,9 @@ def _function(forward: Graph, node: onnx.NodeProto) -> onnx.FunctionProto | None
 
 def _type_bytes(forward: Graph, name: str) -> bytes:
     """The type of a value as a message, empty if it is not known or the value is missing."""
-    kind = forward.element_type(name) if name else None
-    if kind is not None:
-        return helper.make_tensor_type_proto(kind, forward.sizes(name)).SerializeToString()
+    dtype = forward.element_type(name) if name else None
+    if dtype is not None:
+        return helper.make_tensor_type_proto(dtype, forward.sizes(name)).SerializeToString()
     inside = forward.sequence(name) if name else None
     return sequence_type(inside, forward.sizes_in_sequence(name)).SerializeToString() if inside else b""
 

@@ -170,12 +170,12 @@ def _type_fillers(model: onnx.ModelProto) -> None:
     constants = {node.output[0]: node for node in model.graph.node if node.op_type == "Constant"}
     for node in model.graph.node:
         declared = types.get(node.input[0]) if node.op_type in FILLED else None
-        kind = 0 if declared is None else declared.tensor_type.elem_type
+        dtype = 0 if declared is None else declared.tensor_type.elem_type
         for constant in (constants.get(name) for name in node.input[1:]):
-            if kind and constant is not None and constant.attribute[0].t.data_type == TensorProto.FLOAT:
+            if dtype and constant is not None and constant.attribute[0].t.data_type == TensorProto.FLOAT:
                 tensor = constant.attribute[0].t
                 with np.errstate(over="ignore"):
-                    array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
+                    array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(dtype))
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 

@@ -164,8 +164,8 @@ class Value:
     def is_label(self, label: "Number") -> "Value":
         """Whether labels are this one, compared in int64 unless int32 holds it."""
         own = self.element_type or TensorProto.INT32
-        kind = comparable(own, label) if isinstance(label, int) else TensorProto.INT64
-        return (self if kind == own else self.cast(kind)).equals(label)
+        dtype = comparable(own, label) if isinstance(label, int) else TensorProto.INT64
+        return (self if dtype == own else self.cast(dtype)).equals(label)
 
     def like(self, other: "Value") -> "Value":
         """In the element type of another value."""

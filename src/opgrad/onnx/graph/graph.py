@@ -476,9 +476,9 @@ class Graph:
 
     def declare_like(self, name: str, other: str) -> None:
         """Declare that an added value has the type and sizes of another one."""
-        kind = self.element_type(other)
-        if kind is not None:
-            self.declare(name, kind, self.sizes(other))
+        dtype = self.element_type(other)
+        if dtype is not None:
+            self.declare(name, dtype, self.sizes(other))
 
     def write_nodes(self) -> None:
         """Write the nodes into the model, but no types of values that were added."""
@@ -494,9 +494,9 @@ class Graph:
         made = [name for node in graph.node for name in node.output if name and name not in declared]
         infos = []
         for name in made:
-            kind, inside = self.element_type(name), self.sequence(name)
-            if kind is not None:
-                infos.append(helper.make_tensor_value_info(name, kind, self.sizes(name)))
+            dtype, inside = self.element_type(name), self.sequence(name)
+            if dtype is not None:
+                infos.append(helper.make_tensor_value_info(name, dtype, self.sizes(name)))
             elif inside is not None:
                 infos.append(helper.make_tensor_sequence_value_info(name, inside, self.sizes_in_sequence(name)))
         own = {each.name for each in infos}

@@ -106,9 +106,9 @@ class Enclosed:
         outer, changed = self.outer, False
         states = self.body.input[FIRST_STATE[LOOP] :]
         for value, name in zip(states, self.node.output, strict=False):
-            kind, tensors = self.graph.element_type(value.name), self.graph.sequence(value.name)
-            if kind and outer.sizes(name) is None and (sizes := self._told(self.graph.sizes(value.name))) is not None:
-                outer.declare(name, kind, sizes)
+            dtype, tensors = self.graph.element_type(value.name), self.graph.sequence(value.name)
+            if dtype and outer.sizes(name) is None and (sizes := self._told(self.graph.sizes(value.name))) is not None:
+                outer.declare(name, dtype, sizes)
                 changed = True
             inside = self._told(self.graph.sizes_in_sequence(value.name))
             if tensors and inside is not None and outer.sizes_in_sequence(name) is None:
@@ -135,13 +135,13 @@ class Enclosed:
 
     def _type(self, name: str) -> TypeProto:
         """The type of a value from outside; all of its sizes that are not known have names."""
-        kind = self.outer.element_type(name) if name else None
-        if kind is None:
+        dtype = self.outer.element_type(name) if name else None
+        if dtype is None:
             inside = self.outer.sequence(name) if name else None
             return TypeProto() if inside is None else sequence_type(inside, self.outer.sizes_in_sequence(name))
         named = self._all_named(self.outer.sizes(name), name)
         self.steady.update(size for size in named or () if isinstance(size, str))
-        return helper.make_tensor_type_proto(kind, named)
+        return helper.make_tensor_type_proto(dtype, named)
 
     def _all_named(self, sizes: Sizes | None, name: str) -> Sizes | None:
         return None if sizes is None else [self._named(size, name, axis) for axis, size in enumerate(sizes)]

@@ -254,8 +254,8 @@ def _with_casts(graph: Graph, found: NormalizedValue) -> NormalizedValue:
     before, after = graph.maker(found.x, "Cast"), graph.reader(found.name, "Cast")
     if before is None or after is None or graph.element_type(found.x) != TensorProto.FLOAT:
         return found
-    kind = graph.element_type(before.input[0])
-    if kind != TensorProto.FLOAT16 or attributes_of(after)["to"] != kind:
+    dtype = graph.element_type(before.input[0])
+    if dtype != TensorProto.FLOAT16 or attributes_of(after)["to"] != dtype:
         return found
     return replace(found, x=before.input[0], name=after.output[0], last=after)
 
@@ -285,8 +285,8 @@ def _widths(graph: Graph, found: NormalizedValue) -> list[int] | None:
 
 
 def _write(graph: Graph, found: NormalizedValue, what: str) -> bool:
-    kind, widths = graph.element_type(found.x), _widths(graph, found)
-    if kind not in TYPES or widths is None:
+    dtype, widths = graph.element_type(found.x), _widths(graph, found)
+    if dtype not in TYPES or widths is None:
         return False
     scale = found.scale or _ones(graph, found, widths)
     name = f"{what}Normalization"
@@ -301,8 +301,8 @@ def _write(graph: Graph, found: NormalizedValue, what: str) -> bool:
 
 def _ones(graph: Graph, found: NormalizedValue, widths: list[int]) -> str:
     """A scale that changes nothing."""
-    kind = helper.tensor_dtype_to_np_dtype(graph.element_type(found.x) or TensorProto.FLOAT)
-    return graph.add_constant(np.ones(widths, kind), f"{found.name}/ones")
+    dtype = helper.tensor_dtype_to_np_dtype(graph.element_type(found.x) or TensorProto.FLOAT)
+    return graph.add_constant(np.ones(widths, dtype), f"{found.name}/ones")
 
 
 CLASSES = 1  # the axis of the classes
@@ -381,8 +381,8 @@ def use_internal_losses(model: onnx.ModelProto) -> None:
             del node.output[1:]
             node.output.append(f"{loss}.log_prob")
         if node.output[1] not in declared:
-            kind = declared[loss].tensor_type.elem_type
-            graph.value_info.append(helper.make_tensor_value_info(node.output[1], kind, None))
+            dtype = declared[loss].tensor_type.elem_type
+            graph.value_info.append(helper.make_tensor_value_info(node.output[1], dtype, None))
         for item in [each for each in node.attribute if each.name == "ignore_index"]:
             constant = helper.make_tensor(f"{loss}.ignore_index", onnx.TensorProto.INT64, (), [item.i])
             graph.initializer.append(constant)

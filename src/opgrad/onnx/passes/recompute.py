@@ -34,11 +34,11 @@ SEGMENTS = "checkpoint_segments"  # the argument of public functions
 
 def size_of(graph: Graph, name: str) -> int:
     """The bytes of a value; an estimate if sizes are unknown, and 0 if its type or rank is."""
-    kind, sizes = graph.element_type(name), graph.sizes(name)
-    if kind is None or sizes is None:
+    dtype, sizes = graph.element_type(name), graph.sizes(name)
+    if dtype is None or sizes is None:
         return 0
     count = math.prod(size if isinstance(size, int) else UNKNOWN_SIZE for size in sizes)
-    return count * helper.tensor_dtype_to_np_dtype(kind).itemsize
+    return count * helper.tensor_dtype_to_np_dtype(dtype).itemsize
 
 
 def order_ends(graph: Graph) -> bool:

@@ -262,12 +262,12 @@ class Node(NodeView):
         if found is None:
             first = next(filter(None, self.proto.output))
             name = self.body.free(f"{first}{suffix or f'_{index}'}")
-            kind = element_type or self.forward.element_type(first) or TensorProto.FLOAT
-            self.forward.declare(name, kind, None)
+            dtype = element_type or self.forward.element_type(first) or TensorProto.FLOAT
+            self.forward.declare(name, dtype, None)
             self.proto.output[index] = name
-            found = self.outputs[index] = Value(self.body, name, kind)
+            found = self.outputs[index] = Value(self.body, name, dtype)
             if not onnx.defs.has(self.proto.op_type, domain_of(self.proto)):
-                self.body.declare(found, kind, None)  # onnx's shape inference does not know the operator
+                self.body.declare(found, dtype, None)  # onnx's shape inference does not know the operator
         return found
 
     def become(self, op: str, domain: str, **attributes: Any) -> None:
@@ -348,10 +348,10 @@ class Node(NodeView):
         target = self.required(index)
         if self.forward.sequence(target.name):
             return value
-        kind = target.element_type if target.element_type in FLOATS else value.element_type
-        if kind is not None and value.element_type not in (kind, None):
-            value = value.cast(kind)
-        return self.body.declare(value, kind or TensorProto.FLOAT, target.sizes)
+        dtype = target.element_type if target.element_type in FLOATS else value.element_type
+        if dtype is not None and value.element_type not in (dtype, None):
+            value = value.cast(dtype)
+        return self.body.declare(value, dtype or TensorProto.FLOAT, target.sizes)
 
     def wide(self) -> "Node":
         """The same node with its float16 and bfloat16 values cast to float32.

@@ -202,11 +202,11 @@ class _BlockWriter:
         key = f"{source}/rows.{first}.{last}" if source else f"zero_points.{product.zero_point}.{rows}.{blocks}"
         return self._once(key, kind, made)
 
-    def _once(self, key: str, kind: int, made: Callable[[str], TensorProto]) -> Value:
+    def _once(self, key: str, dtype: int, made: Callable[[str], TensorProto]) -> Value:
         """The initializer that is made with a name like this one; it is made when it is first asked for."""
         if key not in self.tensors:
             self.tensors[key] = made(self.body.free(key))
-        return Value(self.body, self.tensors[key].name, kind)
+        return Value(self.body, self.tensors[key].name, dtype)
 
 
 def _packed(numbers: np.ndarray, bits: int) -> bytes:

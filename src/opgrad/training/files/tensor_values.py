@@ -183,13 +183,13 @@ def array_of(held: Held) -> np.ndarray:
     """
     if isinstance(held, np.ndarray):
         return held
-    kind = checkpoint_tables.ELEMENT_TYPES.get(held.data_type)
+    dtype = checkpoint_tables.ELEMENT_TYPES.get(held.data_type)
     if held.data_type in FEW_BITS:
         return packed_bytes(held)
-    if kind is not None and held.raw_data:
-        return np.frombuffer(held.raw_data, kind.newbyteorder("<")).reshape(tuple(held.dims)).astype(kind, copy=False)
+    if dtype is not None and held.raw_data:
+        return np.frombuffer(held.raw_data, dtype.newbyteorder("<")).reshape(tuple(held.dims)).astype(dtype, copy=False)
     array = numpy_helper.to_array(held)
-    return array if kind is None else array.astype(kind, copy=False)
+    return array if dtype is None else array.astype(dtype, copy=False)
 
 
 VALUES = "weights.data"  # the file with large tensors that are no parameters, from which both models map them

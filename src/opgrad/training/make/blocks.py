@@ -286,9 +286,9 @@ class Formulas(Body):
         return Value(self, named.name, tensor.data_type, list(tensor.dims))
 
 
-def number(what: str, value: float, kind: int, shape: Sequence[int] = ()) -> str:
+def number(what: str, value: float, dtype: int, shape: Sequence[int] = ()) -> str:
     """Append an initializer of one number. what: what its name says."""
-    return current().constant(current().fresh(what), kind, shape, [value])
+    return current().constant(current().fresh(what), dtype, shape, [value])
 
 
 class _Binary(Block):
@@ -330,10 +330,10 @@ class Pow(Block):
 
     def build(self, pow_input_name: str) -> str:
         """Append the node. Raises ValueError unless the input has a float type."""
-        kind = current().element_type(pow_input_name) or TensorProto.FLOAT
-        if kind not in FLOATS:
-            raise ValueError(f"{pow_input_name!r} has elements of type {type_name(kind)}, expected a float type")
-        exponent = number("pow_exponent", self._exponent, kind, [1])
+        dtype = current().element_type(pow_input_name) or TensorProto.FLOAT
+        if dtype not in FLOATS:
+            raise ValueError(f"{pow_input_name!r} has elements of type {type_name(dtype)}, expected a float type")
+        exponent = number("pow_exponent", self._exponent, dtype, [1])
         return append("Pow", [pow_input_name, exponent])
 
 
@@ -404,11 +404,11 @@ class InputLike(Block):
     def build(self, input_name: str | None = None) -> str:
         """Append the input under this name, or a new one. Raises LookupError if there is no such value."""
         accessor = current()
-        kind = accessor.element_type(self._like)
-        if kind is None:
+        dtype = accessor.element_type(self._like)
+        if dtype is None:
             values = [each.name for each in (*accessor.model.graph.input, *accessor.model.graph.output)]
             raise LookupError(f"no value {self._like!r} of a known type{near(self._like, values)}")
-        return accessor.input(input_name or accessor.fresh("input"), kind, accessor.sizes(self._like))
+        return accessor.input(input_name or accessor.fresh("input"), dtype, accessor.sizes(self._like))
 
 
 class Cast(Block):

@@ -99,24 +99,24 @@ def with_running_statistics(model: onnx.ModelProto) -> None:
 LOSSES = _, OF_LOG_PROBABILITIES = "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"
 
 
-def least_divisor(kind: int) -> float:
+def least_divisor(dtype: int) -> float:
     """The number by which a sum of this type is divided at least, which no sum of weights above 0 is below."""
-    return 2.0**-24 if kind == TensorProto.FLOAT16 else 2.0**-126
+    return 2.0**-24 if dtype == TensorProto.FLOAT16 else 2.0**-126
 
 
-def weights_of(labels: Value, weights: Value | None, ignored: int | None, kind: int) -> Value | None:
+def weights_of(labels: Value, weights: Value | None, ignored: int | None, dtype: int) -> Value | None:
     """The weight of each label in a mean, 0 of one that is ignored; None if all weights are 1.
 
-    weights: of the classes. kind: the type of the result.
+    weights: of the classes. dtype: the type of the result.
     """
     body = labels.body
     if ignored is None:
         return None if weights is None else body.node("Gather", weights, labels)
     counted = ~labels.is_label(ignored)
     if weights is None:
-        return counted.cast(kind)
+        return counted.cast(dtype)
     known = labels * counted.cast(labels.element_type or TensorProto.INT64)
-    return body.node("Gather", weights, known) * counted.cast(kind)
+    return body.node("Gather", weights, known) * counted.cast(dtype)
 
 
 def guard_means(forward: Graph, operators: Collection[str] = LOSSES) -> None:
@@ -131,7 +131,7 @@ def guard_means(forward: Graph, operators: Collection[str] = LOSSES) -> None:
         weight = [*node.input[2:3], ""][0]
         known = forward.constant(weight) if weight else None
         if "ignore_index" in given or (weight and (known is None or known.min(initial=1) == 0)):
-            kinds = [kind for name in (node.input[1], node.output[0]) if (kind := forward.element_type(name))]
+            kinds = [dtype for name in (node.input[1], node.output[0]) if (dtype := forward.element_type(name))]
             if len(kinds) == 2:
                 forward.substitute(node, _guarded(forward, node, *kinds))
     forward.refresh()

@@ -36,12 +36,12 @@ def scores_type(name: str) -> int:
     if not accessor.has_value(name):
         values = [name for node in accessor.model.graph.node for name in node.output]
         raise LookupError(f"the graph has no value {name!r}{near(name, values)}")
-    kind = accessor.element_type(name)
-    if kind is None:
+    dtype = accessor.element_type(name)
+    if dtype is None:
         raise ValueError(f"nothing tells the type of {name!r}, expected it in the graph's value_info")
-    if kind not in FLOATS:
-        raise ValueError(f"{name!r} has elements of type {type_name(kind)}, expected a float type")
-    return kind
+    if dtype not in FLOATS:
+        raise ValueError(f"{name!r} has elements of type {type_name(dtype)}, expected a float type")
+    return dtype
 
 
 def compared(scores: str, target: str) -> tuple[Value, Value]:
@@ -102,8 +102,8 @@ class _Classes(Block):
                 scores = scores.transpose(*(index for index in range(len(sizes)) if index != axis), axis)
             scores, labels = scores.flatten(last), labels.reshape([-1])
         if self._weight is not None:
-            kind = scores.element_type or TensorProto.FLOAT
-            weights = Value(body, accessor.constant(weight, kind, self._weight.shape, self._weight.tolist()), kind)
+            dtype = scores.element_type or TensorProto.FLOAT
+            weights = Value(body, accessor.constant(weight, dtype, self._weight.shape, self._weight.tolist()), dtype)
         loss = self._loss(scores, labels, weights)
         is_flat = labels is not given and self._reduction == "none"
         return (loss.reshape(given.apply("Shape")) if is_flat else loss).name
@@ -139,11 +139,11 @@ class _Classes(Block):
     def _check(self, scores: str, labels: str, sizes: Sizes | None, axis: int) -> None:
         """Raise ValueError unless labels and weights fit the scores."""
         accessor = current()
-        kind, given = accessor.element_type(labels), accessor.sizes(labels)
-        if kind is not None and kind not in LABELS:
+        dtype, given = accessor.element_type(labels), accessor.sizes(labels)
+        if dtype is not None and dtype not in LABELS:
             raise ArgumentError(
                 "loss_input_names",
-                f"says which outputs the loss takes: the labels {labels!r} have elements of type {type_name(kind)}, "
+                f"says which outputs the loss takes: the labels {labels!r} have elements of type {type_name(dtype)}, "
                 "expected INT64 or INT32",
             )
         if sizes is None:
@@ -188,23 +188,23 @@ class CrossEntropyLoss(_Classes):
         loss, log_prob = self._node(2, scores, labels, weights)
         if not self._smoothing:
             return loss
-        kind, body = scores.element_type or TensorProto.FLOAT, scores.body
+        dtype, body = scores.element_type or TensorProto.FLOAT, scores.body
         if weights is not None:
             sizes = current().sizes(log_prob.name)
             log_prob = log_prob * weights.reshape([-1, *(1 for _ in range(len(sizes) - 2 if sizes else 0))])
         # For each row the negative mean of its log-probabilities times the weights of the classes, along axis 1.
         spread = -log_prob.along("ReduceMean", [1], keepdims=0)
         # Reduced as the loss is; rows with ignored labels do not count.
-        counts = weights_of(labels, weights, self._ignore_index, kind)
-        if (counted := weights_of(labels, None, self._ignore_index, kind)) is not None:
+        counts = weights_of(labels, weights, self._ignore_index, dtype)
+        if (counted := weights_of(labels, None, self._ignore_index, dtype)) is not None:
             spread = spread * counted
         if self._reduction != "mean" or counts is None:
             spread = reduced(spread, self._reduction)
         else:
             total, spread = reduced(counts, "sum"), reduced(spread, "sum")
             if self._weight is not None and not self._weight.all():  # rows of weight 0 have a spread
-                spread = spread * (total > 0).cast(kind)
-            spread = spread / body.node("Max", total, body.number(least_divisor(kind), total))
+                spread = spread * (total > 0).cast(dtype)
+            spread = spread / body.node("Max", total, body.number(least_divisor(dtype), total))
         return loss * (1 - self._smoothing) + spread * self._smoothing
 
 

@@ -217,13 +217,13 @@ def training_graph(
 
 def _seed(forward: Graph, body: GraphBody, loss: str) -> Value:
     """The gradient of the loss with respect to itself, an initializer: 1 in the loss's type and shape."""
-    kind, sizes = forward.element_type(loss) or TensorProto.FLOAT, forward.sizes(loss)
-    if kind not in FLOATS:
-        raise ValueError(f"the loss {loss!r} has elements of type {TensorProto.DataType.Name(kind)}, expected floats")
+    dtype, sizes = forward.element_type(loss) or TensorProto.FLOAT, forward.sizes(loss)
+    if dtype not in FLOATS:
+        raise ValueError(f"the loss {loss!r} has elements of type {TensorProto.DataType.Name(dtype)}, expected floats")
     if sizes is None:
         body.scope(loss + SUFFIX)
-        value = Value(body, loss, kind, None)
-        return body.declare(body.number(1, value).expand(value.shape()), kind, None)
+        value = Value(body, loss, dtype, None)
+        return body.declare(body.number(1, value).expand(value.shape()), dtype, None)
     if any(size != 1 for size in sizes):
         shape = ", ".join("?" if size is None else str(size) for size in sizes)
         raise ValueError(
@@ -231,8 +231,8 @@ def _seed(forward: Graph, body: GraphBody, loss: str) -> Value:
             "such as ReduceMean that reduces it"
         )
     name = body.free(loss + SUFFIX)
-    body.initializers.append(helper.make_tensor(name, kind, [1] * len(sizes), [1.0]))
-    return Value(body, name, kind, sizes)
+    body.initializers.append(helper.make_tensor(name, dtype, [1] * len(sizes), [1.0]))
+    return Value(body, name, dtype, sizes)
 
 
 def _gradient(
@@ -247,5 +247,5 @@ def _gradient(
         )
     if gradient.name != wanted:
         body.nodes.append(helper.make_node("Identity", [gradient.name], [wanted], f"{wanted}/Identity"))
-    kind = forward.element_type(name) or TensorProto.FLOAT
-    return helper.make_tensor_value_info(wanted, kind, forward.sizes(name))
+    dtype = forward.element_type(name) or TensorProto.FLOAT
+    return helper.make_tensor_value_info(wanted, dtype, forward.sizes(name))

@@ -44,8 +44,8 @@ def correct_shapes(model: onnx.ModelProto) -> None:
 
 def value_info(forward: Graph, name: str) -> onnx.ValueInfoProto | None:
     """The type and shape of a value, as far as they are known; None if its type is not."""
-    kind = forward.element_type(name)
-    return helper.make_tensor_value_info(name, kind, forward.sizes(name)) if kind else None
+    dtype = forward.element_type(name)
+    return helper.make_tensor_value_info(name, dtype, forward.sizes(name)) if dtype else None
 
 
 def set_outputs(forward: Graph, names: Sequence[str]) -> None:

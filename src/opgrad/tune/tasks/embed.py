@@ -281,8 +281,8 @@ def add_long(model: onnx.ModelProto) -> None:
     own = [each.name for each in graph.input if each.name not in held and each.name != DRAW]
     names = {name: f"{LONG}{name}" for name in [*own, *(each for node in graph.node for each in node.output if each)]}
     for value in [each for each in graph.input if each.name in own]:
-        kind = value.type.tensor_type.elem_type
-        graph.input.append(helper.make_tensor_value_info(names[value.name], kind, ["long", "long_length"]))
+        dtype = value.type.tensor_type.elem_type
+        graph.input.append(helper.make_tensor_value_info(names[value.name], dtype, ["long", "long_length"]))
     for node in list(graph.node):
         added = graph.node.add()
         added.CopyFrom(node)
