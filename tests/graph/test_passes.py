@@ -107,6 +107,11 @@ def test_what_changes_nothing_is_left_out(name):
     assert found == (["Add", "Exp", "Sin", "Sub"] if name == "two that are equal" else ["Sin"])
 
 
+def test_a_number_has_no_axis_to_be_copied_along():
+    body = "n = ReduceSum <keepdims = 0> (x)\n i = Tile(n, never)\n y = Sin(i)"
+    assert left(body, constants={"never": np.zeros(0, np.int64)}) == ["ReduceSum", "Sin"]
+
+
 @pytest.mark.parametrize("opset", [7, 10, 11])
 def test_dropout_of_old_opsets_does_not_train(opset):
     assert left("i, mask = Dropout <ratio = 0.5> (x)\n y = Sin(i)", opset) == ["Sin"]

@@ -59,7 +59,10 @@ def _dropout(graph: Graph, node: onnx.NodeProto) -> bool:
 unchanged("Cast")(lambda graph, node: graph.element_type(node.input[0]) == attributes_of(node)["to"])
 
 
-unchanged("CastLike")(lambda graph, node: len({graph.element_type(name) or name for name in node.input}) == 1)
+@unchanged("CastLike")
+def _cast_like(graph: Graph, node: onnx.NodeProto) -> bool:
+    own, other = (graph.element_type(name) for name in node.input)
+    return own is not None and own == other
 
 
 @unchanged("Reshape")
@@ -75,7 +78,10 @@ def _reshape(graph: Graph, node: onnx.NodeProto) -> bool:
 unchanged("Flatten", "Squeeze", "Unsqueeze")(lambda graph, node: _sizes_stay(graph, node))
 
 
-unchanged("Tile")(lambda graph, node: {*(Shapes(graph).numbers(node.input[1]) or [0])} == {1})
+@unchanged("Tile")
+def _tile(graph: Graph, node: onnx.NodeProto) -> bool:
+    copies = Shapes(graph).numbers(node.input[1])
+    return copies is not None and set(copies) <= {1}
 
 
 @unchanged("Expand")
@@ -91,8 +97,11 @@ def _expand(graph: Graph, node: onnx.NodeProto) -> bool:
 
 @unchanged("Transpose")
 def _transpose(graph: Graph, node: onnx.NodeProto) -> bool:
-    order, sizes = attributes_of(node).get("perm"), graph.sizes(node.input[0])
-    return sizes is not None and len(sizes) < 2 if order is None else list(order) == sorted(order)
+    order = attributes_of(node).get("perm")
+    if order is None:
+        sizes = graph.sizes(node.input[0])
+        return sizes is not None and len(sizes) < 2
+    return list(order) == sorted(order)
 
 
 unchanged("Concat", "Sum", "Max", "Min", "Mean")(lambda graph, node: len(node.input) == 1)
