@@ -22,24 +22,19 @@ WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")  # operators of ai.onnx that
 # --- walks ---
 
 
-def may_have_graphs(node: onnx.NodeProto) -> bool:
-    """Whether there may be graphs among a node's attributes, told in a tenth of the time of a walk over these."""
-    return node.op_type in WITH_BODIES or node.domain != ""
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def subgraphs(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     """The graphs among a node's attributes."""
-    for attribute in node.attribute if may_have_graphs(node) else ():
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
+    if node.op_type not in WITH_BODIES and not node.domain:
+        return ()  # in a tenth of the time that a walk over the attributes takes
+    one = onnx.AttributeProto.GRAPH
+    return [graph for each in node.attribute for graph in ([each.g] if each.type == one else each.graphs)]
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """These nodes and those of their subgraphs."""
     for node in nodes:
         yield node
-        for graph in subgraphs(node) if may_have_graphs(node) else ():
+        for graph in subgraphs(node):
             yield from all_nodes(graph.node)
 
 
@@ -52,12 +47,13 @@ def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 def captured(node: onnx.NodeProto) -> list[str]:
     """The names that a node reads: its inputs, and the values that its subgraphs read from outside."""
-    return [*filter(None, node.input), *(outside(node) if may_have_graphs(node) else ())]
+    return [*filter(None, node.input), *outside(node)]
 
 
 def outside(node: onnx.NodeProto) -> list[str]:
     """The values that a node's subgraphs read from outside, each once."""
-    return list(dict.fromkeys(name for graph in subgraphs(node) for name in read_from_outside(graph)))
+    graphs = subgraphs(node)
+    return list(dict.fromkeys(name for graph in graphs for name in read_from_outside(graph))) if graphs else []
 
 
 def read_from_outside(graph: onnx.GraphProto) -> Iterator[str]:
