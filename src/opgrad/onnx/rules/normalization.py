@@ -25,28 +25,31 @@ from opgrad.onnx.rules.node import (
 def _gradients(node: Node, op: str, *statistics: Value) -> list[Value]:
     """The gradients of x, scale and bias by an operator, which takes a scale in the shape of the normalized axes.
 
-    ONNX allows any scale that broadcasts to this shape. One with further axes multiplies what is normalized by ones.
+    ONNX allows any scale that broadcasts to this shape.
     """
-    axis = node.get("axis", -1) % node.rank()
-    whole = sizes_of(node.x)[axis:]
-    given = [each for each in node.inputs[1:] if each is not None]
-    own, scale, dy = known(given[0].sizes), given[0], node.dy
-    rows = max(len(each.sizes or ()) for each in given) > len(whole)
-    if rows:
-        node = node.wide()
-        scale, dy = node.body.full(node.x.shape(axis), 1, node.x), node.dy * scale.like(node.dy)
-    elif not are_equal(scale.sizes, whole) and (own is None or len(own) != len(whole) or 1 in own):
-        scale = scale.expand(node.x.shape(axis))
+    axis, given = node.get("axis", -1) % node.rank(), [each for each in node.inputs[1:] if each is not None]
+    scale, sizes, own = given[0], sizes_of(node.x)[axis:], known(given[0].sizes)
+    if max(len(each.sizes or ()) for each in given) > len(sizes):
+        dx, *sums = _gradients_by_rows(node.wide(), op, axis, scale, *statistics)
+        sizes = sizes_of(node.x)
     else:
-        whole = scale.sizes or ()
-    dx, *sums = node.results(op, 1 + len(statistics), dy, node.x, scale, *statistics, axis=axis)
-    if rows:
-        axes = range(axis, node.rank())  # statistics of the node have types that differ between runtimes
-        n = node.x - node.x.mean(*axes) if len(statistics) > 1 else node.x
-        n = n / ((n * n).mean(*axes) + node.get("epsilon", 1e-5)).apply("Sqrt")
-        sums, whole = [node.dy * n, node.dy], sizes_of(node.x)
-    pairs = zip(sums, given, strict=False)
-    return [dx, *(unbroadcast(each, node.with_sizes(each, whole), target) for each, target in pairs)]
+        if are_equal(scale.sizes, sizes) or (own is not None and len(own) == len(sizes) and 1 not in own):
+            sizes = scale.sizes or ()
+        else:
+            scale = scale.expand(node.x.shape(axis))
+        dx, *sums = node.results(op, 1 + len(statistics), node.dy, node.x, scale, *statistics, axis=axis)
+    pairs = zip(sums, given, strict=False)  # RMS normalization has no bias
+    return [dx, *(unbroadcast(each, node.with_sizes(each, sizes), target) for each, target in pairs)]
+
+
+def _gradients_by_rows(node: Node, op: str, axis: int, scale: Value, *statistics: Value) -> list[Value]:
+    """Those where scale and bias have further axes, before they are summed: y = n * scale + bias, n by a scale of 1."""
+    ones, axes = node.body.full(node.x.shape(axis), 1, node.x), range(axis, node.rank())
+    dn = node.dy * scale.like(node.dy)
+    dx, *_ = node.results(op, 1 + len(statistics), dn, node.x, ones, *statistics, axis=axis)
+    n = node.x - node.x.mean(*axes) if len(statistics) > 1 else node.x  # the node's statistics have various types
+    n = n / ((n * n).mean(*axes) + node.get("epsilon", 1e-5)).apply("Sqrt")
+    return [dx, node.dy * n, node.dy]
 
 
 @gradient("LayerNormalization")
