@@ -182,8 +182,8 @@ def alignment(graph: Graph, name: str, hides: bool = False) -> str | None:
                 found &= {ALL} if seen.all() else set()
             else:
                 queries, keys = mask.shape[-2:]
-                places = {ALL: keys, "top_left": 0, "bottom_right": keys - queries}
-                every = {each: np.tri(queries, keys, index, dtype=bool) for each, index in places.items()}
+                diagonals = {ALL: keys, "top_left": 0, "bottom_right": keys - queries}
+                every = {each: np.tri(queries, keys, diagonal, dtype=bool) for each, diagonal in diagonals.items()}
                 found &= {each for each, causal in every.items() if (seen.reshape(queries, keys) == causal).all()}
             if not found or not trial.named:
                 break

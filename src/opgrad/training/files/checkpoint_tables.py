@@ -334,8 +334,8 @@ def _write(builder: Any, kind: Any, value: Any) -> Any:
         for number in reversed(value):
             builder.PrependInt64(number)
         return builder.EndVector()
-    places = [_write_table(builder, kind[0], item) for item in value]
-    builder.StartVector(4, len(places), 4)
-    for index in reversed(places):
-        builder.PrependUOffsetTRelative(index)
+    offsets = [_write_table(builder, kind[0], item) for item in value]
+    builder.StartVector(4, len(offsets), 4)
+    for offset in reversed(offsets):
+        builder.PrependUOffsetTRelative(offset)
     return builder.EndVector()
