@@ -221,12 +221,11 @@ class Candidates:
     def _is_weight(self, name: str) -> bool:
         if self._kinds.get(name) == LEARNED and name in self._readers:
             return True
-        several, axes = size_of(self.tensors[name]) > 1, self.tensors[name].dims  # the bias of one result has an axis
+        several = size_of(self.tensors[name]) > 1
         return any(
             index in facts_of(node).weights
             or self._is_learned_scale(node)
-            or (node.op_type in SCALES and several and self._is_scale(name))
-            or (node.op_type == "Add" and axes and any(map(self._is_product, node.input)) and self._is_scale(name))
+            or (node.op_type in SCALES and (several or self._is_only_bias(name, node)) and self._is_scale(name))
             for node, index in self._reads(name)
         ) or (several and self._makes_weight(name) and self._is_scale(name))
 
@@ -281,6 +280,10 @@ class Candidates:
             )
             and self._is_scale(name)
         )
+
+    def _is_only_bias(self, name: str, node: onnx.NodeProto) -> bool:
+        """Whether one number is the bias of a layer with one result: it has an axis, and is added to a product."""
+        return bool(self.tensors[name].dims) and node.op_type == "Add" and any(map(self._is_product, node.input))
 
     def _is_product(self, name: str) -> bool:
         """Whether a value is the product of an input and a float tensor with an axis of one element."""
