@@ -126,7 +126,7 @@ def train(
         job.check_device(paths.device, processes)
         options = given(*making.groups) | ({"--artifacts": paths.artifacts} if paths.artifacts else {})
         if is_set and options:
-            raise ValueError(f"train: {', '.join(options)}: for an .onnx file; {path} is an artifact set, with its own")
+            raise ValueError(f"train: what {', '.join(options)} sets is for an .onnx file; {path} is an artifact set")
         if paths.export is not None:
             stack.enter_context(made_folder(paths.export.absolute().parent))
             destination(paths.export)
