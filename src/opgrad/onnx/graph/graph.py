@@ -135,7 +135,8 @@ class Graph:
         self._given = {each.name for each in self.graph.input}
         self.outputs = frozenset(each.name for each in self.graph.output)
         self.kept = frozenset(keep) | self._given | self.outputs
-        self._taken = taken
+        if taken is not None:
+            self.__dict__["taken"] = taken
         self._inferred: Types | None = None  # when a type is asked for
         self._sequences: Types = {}  # likewise, the types of the tensors in sequences
         self._unused = 0  # the first number for a name that is made up for a size
@@ -155,12 +156,10 @@ class Graph:
         self.write_nodes()
         return Graph(messages.copied(self.model), self.variable, self.kept, self.plain, known=self)
 
-    @property
+    @once
     def taken(self) -> set[str]:
         """The names that no new value or node may have."""
-        if self._taken is None:
-            self._taken = self.names()
-        return self._taken
+        return self.names()
 
     def refresh(self) -> None:
         """Write the nodes into the model, and read the model again."""

@@ -22,7 +22,7 @@ from opgrad.onnx.graph.sizes import VAGUE, forget_vague, known, sizes_in
 
 KNOWN_BEST = 17  # older models are inferred as this opset: onnx propagates the data of more of its operators
 MEASURING = ("Shape", "Size")  # operators of which integers come that onnx propagates
-MOVING = messages.names_of("Shape Size Gather Concat Unsqueeze Squeeze Cast Add Sub Mul Div")  # which no shape reads
+MOVING = messages.names_of("Shape Size Gather Concat Unsqueeze Squeeze Cast Add Sub Mul Div")  # sizes by sizes alone
 INTEGERS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 LONG = "opgrad.size."  # the prefix of the symbolic size of a long array
 # Operators whose inputs hold the sizes of the result, and the places of these inputs.

@@ -129,7 +129,8 @@ def check_model(model: onnx.ModelProto, what: str) -> None:
     of_imports = (f"it imports opset {each.version}" for each in imports if not 0 <= each.version < MOST_OPSET)
     faults = chain(map(_fault, _messages(model)), faults_of_nodes(model.graph, model.opset_import))
     inside = chain.from_iterable(faults_of_nodes(each, each.opset_import) for each in model.functions)
-    fault = next(filter(None, chain(of_imports, faults, _faults_of_calls(model), inside, _twice(model.graph))), None)
+    of_calls = _faults_of_calls(model) if model.functions else ()
+    fault = next(filter(None, chain(of_imports, faults, of_calls, inside, _twice(model.graph))), None)
     if fault:
         raise ValueError(f"{what} is damaged, {fault}")
 
@@ -145,8 +146,6 @@ def _twice(graph: onnx.GraphProto) -> Iterator[str]:
 def _faults_of_calls(model: onnx.ModelProto) -> Iterator[str]:
     """What is wrong with functions that call functions, of which onnx's inference and inliner follow every call."""
     functions = {(each.domain, each.name): each for each in model.functions}
-    if not functions:
-        return
     called = {key: [each for each in map(_key, all_nodes(function.node)) if each in functions]
               for key, function in functions.items()}  # fmt: skip
     nodes, depths = dict[tuple[str, str], int](), dict[tuple[str, str], int]()

@@ -75,7 +75,7 @@ def tidy(graph: Graph) -> None:
     in_bodies(graph, tidy)
     clean(graph)
     if apply(graph, (chain_sums, transpose_products)):
-        apply(graph, (remove_dead,))
+        remove_dead(graph)
 
 
 def clean(graph: Graph) -> None:
